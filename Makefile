@@ -1,0 +1,42 @@
+# The commands of this checkout. `make` alone lists them.
+
+PYTHON := .venv/bin/python
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup rehearse test test-fast lint lock bench clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
+		printf '  make %-10s %s\n' "$$name" "$$text"; done
+	@printf '%s\n' '' 'Each makes .venv first where it is missing. ARGS goes to the command, for example:' \
+		'  make rehearse ARGS="trainer.max_training_steps=2"' '  make test-fast ARGS="-k maze"'
+
+setup:  ## make .venv: CPU engine, test tools and this package, as locked (7 GB; nothing to do: under a second)
+	@scripts/bootstrap.sh
+
+rehearse: setup  ## train a tiny model with the whole stack on the CPU, in minutes
+	.venv/bin/skyrl.entrypoints.main_base +recipe=maze_cpu $(ARGS)
+
+test: setup  ## the whole test suite, the rehearsal included
+	$(PYTHON) -m pytest $(ARGS)
+
+test-fast: setup  ## the tests that take seconds
+	$(PYTHON) -m pytest -m "not slow and not rehearsal" $(ARGS)
+
+lint: setup  ## ruff and mypy
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+# Not after setup, which would install the very lock that is to be replaced.
+lock:  ## remake requirements/ from pyproject.toml (ARGS=--upgrade: the newest of everything)
+	@[ -x .venv/bin/uv ] || scripts/bootstrap.sh
+	scripts/lock.sh $(ARGS)
+
+bench: setup  ## CPU time of one turn of a maze episode
+	$(PYTHON) benchmarks/environment.py $(ARGS)
+
+clean:  ## remove .venv, caches and builds; runs/ stays
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Ways in: each module parses, builds and calls."""

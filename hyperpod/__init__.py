@@ -1,0 +1,1 @@
+"""Manifests for Amazon SageMaker HyperPod; see README.md beside this file."""

@@ -1,0 +1,24 @@
+#!/bin/sh
+# Remakes requirements/*.txt from pyproject.toml: names, versions and hashes, and no address of an index.
+#
+#   scripts/lock.sh            keeps the versions that still fit
+#   scripts/lock.sh --upgrade  takes the newest of everything (any option of `uv pip compile` will do)
+#
+# cpu.txt and gpu.txt are whole environments for Linux on x86_64 and Python 3.12 or 3.13; dev.txt is what the
+# tests need beside cpu.txt.
+set -eu
+cd "$(dirname "$0")/.."
+
+lock() {
+    .venv/bin/uv pip compile --quiet --python .venv/bin/python --python-version 3.12 \
+        --python-platform x86_64-manylinux_2_28 --generate-hashes \
+        --no-emit-index-url --no-annotate --no-header "$@" >/dev/null
+}
+
+lock pyproject.toml --extra cpu --output-file requirements/cpu.txt "$@"
+lock pyproject.toml --extra gpu --output-file requirements/gpu.txt "$@"
+.venv/bin/python -c '
+import tomllib
+with open("pyproject.toml", "rb") as file:
+    print(*tomllib.load(file)["project"]["optional-dependencies"]["dev"], sep="\n")
+' | lock - --constraints requirements/cpu.txt --output-file requirements/dev.txt "$@"

@@ -1,0 +1,58 @@
+"""Workarounds for faults of SkyRL 0.4.0, each with its report and the day it can go.
+
+`install()` is called before any `skyrl.backends` module is imported, in every process that trains: the
+driver, the trainer task and each worker. It is idempotent.
+"""
+
+import importlib.machinery
+import logging
+import sys
+import types
+
+
+def _refuse(*_args: object, **_kwargs: object) -> None:
+    raise RuntimeError(
+        "flash_attn is not installed and trainer.flash_attn is false, yet SkyRL asked it to pack a batch; "
+        "set trainer.remove_microbatch_padding=false"
+    )
+
+
+def _stand_in_for_flash_attn() -> None:
+    """`model_wrapper` imports `flash_attn.bert_padding` even where flash attention is switched off.
+
+    flash-attn has no wheels on the public index, so the recipes run with PyTorch's own attention
+    (`trainer.flash_attn=false`), which never calls these functions.
+    No public report was found. Goes when SkyRL makes that import conditional.
+    """
+    if "flash_attn" in sys.modules or importlib.machinery.PathFinder.find_spec("flash_attn"):
+        return
+    package = types.ModuleType("flash_attn")
+    package.__path__ = []
+    package.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None, is_package=True)
+    padding = types.ModuleType("flash_attn.bert_padding")
+    padding.__spec__ = importlib.machinery.ModuleSpec("flash_attn.bert_padding", None)
+    padding.pad_input = padding.unpad_input = _refuse  # type: ignore[attr-defined]
+    package.bert_padding = padding  # type: ignore[attr-defined]
+    sys.modules["flash_attn"] = package
+    sys.modules["flash_attn.bert_padding"] = padding
+
+
+def _finished_sessions_are_not_news(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    return not (message.startswith("finish_session") and message.endswith("HTTP 404"))
+
+
+def _quieten_finish_session() -> None:
+    """Every episode ends with a warning, because vllm-router 0.1.14 has no `/finish_session`.
+
+    SkyRL calls it for routing policies that count sessions; the default one, a consistent hash, does not.
+    No public report was found. Goes with a vllm-router that SkyRL's own fields fit.
+    """
+    name = "skyrl.backends.skyrl_train.inference_servers.remote_inference_client"
+    logging.getLogger(name).addFilter(_finished_sessions_are_not_news)
+
+
+def install() -> None:
+    """Put every workaround in place."""
+    _stand_in_for_flash_attn()
+    _quieten_finish_session()

@@ -1,0 +1,252 @@
+"""From a command line to a typed SkyRL config: recipe below, command line above, every problem at once."""
+
+import dataclasses
+import re
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from skyrl.train.config.config import (
+    BaseConfig,
+    DataConfig,
+    EnvironmentConfig,
+    SkyRLGymConfig,
+    SkyRLTrainConfig,
+)
+
+from skyrl_maze.dataset import MazeSetSpec
+from skyrl_maze.env import MazeConfig
+from skyrl_maze.errors import ConfigError, closest
+from skyrl_maze.recipes import read_settings
+
+DEVICES = ("cuda", "cpu")
+CONSOLES = ("full", "progress")
+
+
+@dataclass
+class RunConfig(BaseConfig):
+    """What belongs to the run as a whole, not to one of its parts."""
+
+    id: str = "maze"
+    """Name of the run: the same id resumes."""
+    root: str = "runs/maze"
+    """Folder below which checkpoints, exports, logs and metrics lie; made absolute when read."""
+    device: str = "cuda"
+    """`cuda`, or `cpu` to rehearse without a GPU."""
+    console: str = "full"
+    """`full` prints all that SkyRL, Ray and vLLM say; `progress` one line a step, the rest to a log file."""
+
+    def __post_init__(self) -> None:
+        self.root = str(Path(self.root).expanduser().absolute())
+
+
+@dataclass
+class MazeSetsConfig(BaseConfig):
+    """The two maze sets of a run, written as parquet files before it starts."""
+
+    folder: str = "data/mazes"
+    train: MazeSetSpec = field(default_factory=MazeSetSpec)
+    eval: MazeSetSpec = field(default_factory=lambda: MazeSetSpec(name="visgym-easy-64"))
+
+
+@dataclass
+class MazeDataConfig(DataConfig):
+    mazes: MazeSetsConfig = field(default_factory=MazeSetsConfig)
+
+
+@dataclass
+class MazeGymConfig(SkyRLGymConfig):
+    maze: MazeConfig = field(default_factory=MazeConfig)
+
+
+@dataclass
+class MazeEnvironmentConfig(EnvironmentConfig):
+    env_class: str = "maze"
+    skyrl_gym: MazeGymConfig = field(default_factory=MazeGymConfig)
+
+
+@dataclass
+class MazeTrainConfig(SkyRLTrainConfig):
+    """SkyRL's config with the sections of this package in it."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    data: MazeDataConfig = field(default_factory=MazeDataConfig)
+    environment: MazeEnvironmentConfig = field(default_factory=MazeEnvironmentConfig)
+
+
+def build_config(argv: list[str]) -> MazeTrainConfig:
+    """The config of a command line such as `["+recipe=maze", "trainer.seed=3"]`.
+
+    SkyRL's defaults lie below the recipe, the recipe below the command line.
+
+    Raises:
+        ConfigError: names every unknown key, every value of a wrong type and every impossible setting.
+    """
+    settings = read_settings(argv)
+    problems = _structural_problems(MazeTrainConfig, settings, "")
+    if problems:
+        raise ConfigError.from_problems(f"{len(problems)} setting(s) cannot be used:", problems)
+    try:
+        cfg = MazeTrainConfig.from_dict_config(OmegaConf.create(settings))
+    except (ValueError, AssertionError, TypeError) as error:
+        raise ConfigError(f"SkyRL refuses these settings: {error}") from error
+    problems = impossible(cfg)
+    if problems:
+        raise ConfigError.from_problems(f"{len(problems)} setting(s) cannot work:", problems)
+    return typing.cast(MazeTrainConfig, cfg)
+
+
+def _structural_problems(schema: Any, settings: dict[str, Any], prefix: str) -> list[str]:
+    """Unknown keys and values of a wrong type, against a dataclass and all those nested in it."""
+    hints = typing.get_type_hints(schema)
+    known = {f.name: hints[f.name] for f in dataclasses.fields(schema)}
+    problems = []
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if key not in known:
+            problems.append(f"{name}: there is no such setting{closest(str(key), known)}")
+            continue
+        section = next(
+            (t for t in (known[key], *typing.get_args(known[key])) if dataclasses.is_dataclass(t)), None
+        )
+        if section and isinstance(value, dict):
+            problems += _structural_problems(section, value, f"{name}.")
+        else:
+            problems += _type_problem(name, known[key], value)
+    return problems
+
+
+def _type_problem(name: str, annotation: Any, value: Any) -> list[str]:
+    strict = None if dataclasses.is_dataclass(annotation) else ConfigDict(strict=True)
+    try:
+        TypeAdapter(annotation, config=strict).validate_python(value)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        hint = ""
+        if fault["type"] == "string_type" and isinstance(value, int | float):
+            hint = f"; to keep it text, quote it: {name}=\"'{value}'\""
+        return [f"{name}={value!r}: {fault['msg'][0].lower()}{fault['msg'][1:]}{hint}"]
+    return []
+
+
+def impossible(cfg: MazeTrainConfig) -> list[str]:
+    """Settings that are well formed and cannot work, each with what would."""
+    return [
+        *_run_problems(cfg),
+        *[f"environment.skyrl_gym.maze: {p}" for p in cfg.environment.skyrl_gym.maze.problems()],
+        *[f"data.mazes.train.{p}" for p in _training_set_problems(cfg.data.mazes.train)],
+        *[f"data.mazes.eval.{p}" for p in cfg.data.mazes.eval.problems()],
+        *_batch_problems(cfg),
+        *_adapter_problems(cfg),
+    ]
+
+
+def _training_set_problems(spec: MazeSetSpec) -> list[str]:
+    if spec.name is None:
+        return spec.problems()
+    return [f"name={spec.name!r}: shipped sets are for evaluation; set it to null and give sizes and count"]
+
+
+# One path component: the id names a folder.
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def _run_problems(cfg: MazeTrainConfig) -> list[str]:
+    problems = [
+        f"run.{name}={value!r}{closest(value, allowed)}; allowed: {', '.join(allowed)}"
+        for name, value, allowed in (
+            ("device", cfg.run.device, DEVICES),
+            ("console", cfg.run.console, CONSOLES),
+        )
+        if value not in allowed
+    ]
+    if not _ID.fullmatch(cfg.run.id):
+        problems.append(
+            f"run.id={cfg.run.id!r} names a folder: "
+            "letters, digits, '.', '_' and '-', the first a letter or digit"
+        )
+    if cfg.run.device == "cpu" and cfg.trainer.placement.colocate_all:
+        problems.append(
+            "trainer.placement.colocate_all=true needs an engine that can sleep; on a CPU set it to false"
+        )
+    if Path(cfg.trainer.ckpt_path).absolute() == Path(cfg.trainer.export_path).absolute():
+        problems.append(
+            f"trainer.ckpt_path and trainer.export_path are both {cfg.trainer.ckpt_path}; "
+            "an export would delete the shards that a resume needs: keep them apart"
+        )
+    if cfg.generator.max_turns < 1:
+        problems.append(f"generator.max_turns={cfg.generator.max_turns}: an episode has at least 1 turn")
+    if not cfg.generator.vision_language_generator:
+        problems.append("generator.vision_language_generator=false: the maze is a picture; set it to true")
+    if cfg.environment.env_class != "maze":
+        problems.append(f"environment.env_class={cfg.environment.env_class!r}: this entrypoint runs 'maze'")
+    return problems
+
+
+def _batch_problems(cfg: MazeTrainConfig) -> list[str]:
+    trainer = cfg.trainer
+    ranks = policy_ranks(cfg)
+    samples = cfg.generator.n_samples_per_prompt
+    sizes = {
+        "trainer.train_batch_size": trainer.train_batch_size,
+        "trainer.policy_mini_batch_size": trainer.policy_mini_batch_size,
+        "generator.n_samples_per_prompt": samples,
+        "number of policy ranks": ranks,
+    }
+    problems = [f"{name}={size}: must be at least 1" for name, size in sizes.items() if size < 1]
+    if problems:
+        return problems
+    for name in ("train_batch_size", "policy_mini_batch_size"):
+        trajectories = getattr(trainer, name) * samples
+        if trajectories % ranks:
+            problems.append(
+                f"trainer.{name}={getattr(trainer, name)} x {samples} samples = {trajectories} trajectories "
+                f"cannot be dealt evenly to {ranks} policy ranks"
+            )
+    if trainer.train_batch_size % trainer.policy_mini_batch_size:
+        problems.append(
+            f"trainer.train_batch_size={trainer.train_batch_size} is not a multiple of "
+            f"trainer.policy_mini_batch_size={trainer.policy_mini_batch_size}"
+        )
+    if cfg.data.mazes.train.count < trainer.train_batch_size:
+        problems.append(
+            f"data.mazes.train.count={cfg.data.mazes.train.count} gives no full batch of "
+            f"trainer.train_batch_size={trainer.train_batch_size}"
+        )
+    return problems
+
+
+def _adapter_problems(cfg: MazeTrainConfig) -> list[str]:
+    lora = cfg.trainer.policy.model.lora
+    if lora.rank > 0 and lora.target_modules == "all-linear" and "visual" not in (lora.exclude_modules or ""):
+        return [
+            f"trainer.policy.model.lora.exclude_modules={lora.exclude_modules!r}: the engine ignores "
+            "adapters of the vision tower, so the policy that acts would not be the one that learns; "
+            "set it to '.*visual.*'"
+        ]
+    return []
+
+
+def policy_ranks(cfg: MazeTrainConfig) -> int:
+    """FSDP ranks of the policy, one a GPU."""
+    placement = cfg.trainer.placement
+    return int(placement.policy_num_nodes * placement.policy_num_gpus_per_node)
+
+
+def needed_gpus(cfg: MazeTrainConfig) -> int:
+    """GPUs, or on a CPU logical GPUs, that the run's placement groups ask for."""
+    placement, engine, algorithm = (
+        cfg.trainer.placement,
+        cfg.generator.inference_engine,
+        cfg.trainer.algorithm,
+    )
+    if placement.colocate_all:
+        return policy_ranks(cfg)
+    engines = engine.num_engines * engine.tensor_parallel_size * engine.pipeline_parallel_size
+    reference = 0
+    if (algorithm.use_kl_loss or algorithm.use_kl_in_reward) and not placement.colocate_policy_ref:
+        reference = placement.ref_num_nodes * placement.ref_num_gpus_per_node
+    return int(policy_ranks(cfg) + reference + engines * engine.data_parallel_size)

@@ -1,0 +1,140 @@
+"""The terminal of a run: what it does now, one line a step, and a table at the end.
+
+SkyRL, Ray and vLLM print thousands of lines. With `run.console: progress` they go to a log file, and the
+terminal shows the run's own events; with `full` everything is printed as it comes.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from skyrl_maze.runlog import METRICS_FILE, read_metrics
+
+if TYPE_CHECKING:
+    from skyrl_maze.config import MazeTrainConfig
+
+LOG_FILE = "logs/console.log"
+
+
+@contextlib.contextmanager
+def quiet_output(log_path: Path) -> Iterator[Console]:
+    """Send what this process and its children print to `log_path`; yield a console on the real stdout."""
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    terminal, stderr = os.dup(1), os.dup(2)
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    with os.fdopen(os.dup(terminal), "w", encoding="utf-8") as stream:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        try:
+            yield Console(file=stream, highlight=False, soft_wrap=True)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.dup2(terminal, 1)
+            os.dup2(stderr, 2)
+            os.close(terminal)
+            os.close(stderr)
+
+
+class Progress:
+    """Shows a run's events: a spinner for what goes on, a line for each thing done and for each step."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = console.status("")
+        self._doing = ""
+        self._since_s = time.monotonic()
+
+    def __enter__(self) -> "Progress":
+        self._status.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._status.stop()
+
+    def doing(self, what: str) -> None:
+        """A new activity begins; the one before is done."""
+        if what == self._doing:
+            return
+        self._finish()
+        self._doing, self._since_s = what, time.monotonic()
+        self._status.update(f"{what} ...")
+
+    def update(self, text: str) -> None:
+        """More about the activity that goes on."""
+        self._status.update(f"{self._doing}: {text}")
+
+    def done(self) -> None:
+        """Nothing goes on any more."""
+        self._finish()
+        self._doing = ""
+
+    def show(self, event: dict[str, Any]) -> None:
+        """One event of `runlog.RunLog`."""
+        kind = event["event"]
+        if kind == "starting_engines":
+            self.doing(f"starting {event['engines']} vLLM engine(s)")
+        elif kind == "loading_policy":
+            self.doing(f"loading the policy on {event['ranks']} rank(s)")
+        elif kind == "evaluating":
+            self.doing(f"evaluating after step {event['step']}")
+        elif kind == "training":
+            self.doing(f"training step {event['step']} of {event['steps']}")
+        elif kind == "measured":
+            self._finish(_measured(event))
+        elif kind == "saved":
+            self._console.print(f"  saved step {event['step']}")
+
+    def _finish(self, result: str = "") -> None:
+        if self._doing:
+            seconds = time.monotonic() - self._since_s
+            self._console.print(f"  {self._doing:<42} {seconds:6.1f} s   {result}".rstrip())
+            self._doing = ""
+
+
+def _measured(event: dict[str, Any]) -> str:
+    names = {
+        "train/solve_rate": "solve rate",
+        "eval/solve_rate": "evaluated",
+        "reward/avg_raw_reward": "reward",
+    }
+    return "  ".join(f"{label} {event[name]:.3f}" for name, label in names.items() if name in event)
+
+
+def summary(cfg: "MazeTrainConfig") -> Table:
+    """The table at the end: solve rate before and after, steps, seconds a step, and where things lie."""
+    root = Path(cfg.run.root)
+    records = read_metrics(root)
+    evaluated = [r["eval/solve_rate"] for r in records if "eval/solve_rate" in r]
+    steps = [r for r in records if "timing/step" in r]
+    table = Table(title="The run", show_header=False, title_justify="left")
+    if evaluated:
+        table.add_row("solve rate before", f"{evaluated[0]:.3f}")
+        table.add_row("solve rate after", f"{evaluated[-1]:.3f}")
+    if steps:
+        table.add_row("steps", str(steps[-1]["step"]))
+        table.add_row("seconds per step", f"{sum(r['timing/step'] for r in steps) / len(steps):.1f}")
+    places = {
+        "checkpoint": _latest_checkpoint(Path(cfg.trainer.ckpt_path)),
+        "adapter": Path(cfg.trainer.policy.model.lora.lora_sync_path),
+        "metrics": root / METRICS_FILE,
+        "logs": Path(cfg.trainer.log_path),
+    }
+    for name, path in places.items():
+        table.add_row(name, str(path) if path and path.exists() else "none")
+    return table
+
+
+def _latest_checkpoint(folder: Path) -> Path | None:
+    latest = folder / "latest_ckpt_global_step.txt"
+    return folder / f"global_step_{latest.read_text().strip()}" if latest.exists() else None

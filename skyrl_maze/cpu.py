@@ -1,0 +1,114 @@
+"""Everything that differs on a machine without CUDA.
+
+The rehearsal runs the same trainer, workers and engine as a cluster does. SkyRL names CUDA in a few
+places, though; here those names are given CPU meanings, in a process that sees no CUDA device only.
+With CUDA present `install` does nothing.
+"""
+
+import functools
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+# Ray counts these as GPUs, so that SkyRL's placement groups find what they ask for.
+_CPUS_FOR_PLACEMENT = 16
+_OBJECT_STORE_BYTES = 500_000_000
+
+_ENVIRONMENT = {
+    # Always a private Ray instance that dies with this process, never a cluster that happens to be up.
+    "RAY_ADDRESS": "local",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def prepare_environment(gpus: int) -> None:
+    """Set what Ray and vLLM read from the environment; before `ray.init`. Explicit settings win.
+
+    Args:
+        gpus: logical GPUs that the run's placement groups will ask for.
+    """
+    resources = {"CPU": _CPUS_FOR_PLACEMENT, "GPU": gpus, "object_store_memory": _OBJECT_STORE_BYTES}
+    os.environ.setdefault("RAY_OVERRIDE_RESOURCES", json.dumps(resources))
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def configure(cfg: Any) -> None:
+    """Point a built SkyRL config at vLLM's CPU worker, in place, and this driver at no GPU.
+
+    Applied after the config is built, because SkyRL turns `enforce_eager` off again for LoRA while
+    building it, and the CPU engine has no graphs to capture.
+    """
+    engine = cfg.generator.inference_engine
+    engine.enforce_eager = True
+    engine.distributed_executor_backend = "mp"
+    engine.engine_init_kwargs.setdefault("worker_cls", "vllm.v1.worker.cpu_worker.CPUWorker")
+
+    from skyrl.train.utils import utils
+
+    # SkyRL would start a Ray instance to ask two GPUs whether they reach each other.
+    utils.peer_access_supported = lambda max_num_gpus_per_node: False
+
+
+def install() -> None:
+    """Give SkyRL's CUDA calls CPU meanings in this process; does nothing where CUDA is present."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    _patch_torch(torch)
+    _patch_skyrl()
+
+
+def _patch_torch(torch: Any) -> None:
+    for name in ("synchronize", "set_device", "empty_cache", "manual_seed_all"):
+        # One function each: torch._dynamo looks rules up by function and refuses one with two names.
+        setattr(torch.cuda, name, lambda *_args, **_kwargs: None)
+    torch.cuda.current_device = lambda: "cpu"
+    torch.Tensor.cuda = lambda self, *_args, **_kwargs: self
+
+    distributed = torch.distributed
+    distributed.init_process_group = _with_fixed(distributed.init_process_group, backend="gloo")
+    distributed.device_mesh.init_device_mesh = _on_cpu(distributed.device_mesh.init_device_mesh)
+
+
+def _with_fixed(function: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **{**kwargs, **fixed})
+
+    return call
+
+
+def _on_cpu(init_device_mesh: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(init_device_mesh)
+    def call(_device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return init_device_mesh("cpu", *args, **kwargs)
+
+    return call
+
+
+def _patch_skyrl() -> None:
+    import torch
+    from skyrl.backends.skyrl_train.distributed import fsdp_utils
+    from skyrl.backends.skyrl_train.workers.worker import DistributedTorchRayActor
+
+    def broadcast_buffers(model: Any, _loaded: dict[str, Any]) -> None:
+        for module in model.modules():
+            for key in sorted(getattr(module, "_non_persistent_buffers_set", set())):
+                buffer = module._buffers.get(key)
+                if buffer is None:
+                    continue
+                if torch.distributed.get_rank() != 0:
+                    buffer = torch.empty(buffer.shape, dtype=buffer.dtype)
+                torch.distributed.broadcast(buffer, src=0)
+                module._buffers[key] = buffer
+
+    fsdp_utils.init_device_mesh = torch.distributed.device_mesh.init_device_mesh
+    fsdp_utils._sync_non_persistent_buffers = broadcast_buffers
+    DistributedTorchRayActor._set_numa_affinity = lambda self, rank: None

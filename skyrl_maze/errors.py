@@ -1,0 +1,45 @@
+"""What goes wrong, by whom it is to be mended.
+
+Every error of this package is a `SkyRLMazeError` and also the standard type that fits it, so both
+`except SkyRLMazeError` and `except ValueError` work. An error is built from its finished message alone:
+that is what survives pickling, and Ray carries errors from process to process as pickles.
+
+A message says what was tried, what was given, what is allowed and what to do next.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class SkyRLMazeError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class MazeError(SkyRLMazeError, ValueError):
+    """A maze, a position or a picture of it that cannot exist."""
+
+
+class ConfigError(SkyRLMazeError, ValueError):
+    """A recipe, a command line or an environment setting that cannot be run; lists every problem."""
+
+    @classmethod
+    def from_problems(cls, title: str, problems: Iterable[str]) -> "ConfigError":
+        return cls("\n  - ".join([title, *problems]))
+
+
+class RewardError(SkyRLMazeError, ValueError):
+    """A reward that is not a finite number."""
+
+
+class DatasetError(SkyRLMazeError, ValueError):
+    """A maze set that cannot be made, read or used for training."""
+
+
+class SetupError(SkyRLMazeError, RuntimeError):
+    """The machine lacks what the run needs: a GPU, a package, disk space, a free port."""
+
+
+def closest(name: str, allowed: Iterable[str]) -> str:
+    """`"; did you mean 'keyword'?"` for the closest allowed name, or an empty string."""
+    matches = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -1,0 +1,160 @@
+"""The driver: check what can be checked, make what the run needs, start Ray, watch, report."""
+
+import contextlib
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from skyrl_maze import _compat, console, cpu, dataset, tiny
+from skyrl_maze.errors import ConfigError, SkyRLMazeError
+from skyrl_maze.runlog import EventReader
+
+if TYPE_CHECKING:
+    from skyrl_maze.config import MazeTrainConfig
+
+_POLL_S = 0.25
+
+
+def launch(argv: list[str]) -> int:
+    """Run a command line to its end and return the exit code; every failure is one line on stderr.
+
+    0: done. 1: the run failed. 2: it could not start. 130: interrupted.
+    """
+    log: list[Path] = []
+    try:
+        _catch_signals()
+        _run(argv, log)
+    except SkyRLMazeError as error:
+        return _fail(str(error), 2)
+    except KeyboardInterrupt:
+        return _fail("interrupted; all processes of the run are stopped", 130)
+    except Exception as error:
+        where = f"; the whole story: {log[0]}" if log else ""
+        return _fail(f"{_cause(error)}{where}", 1)
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+def _catch_signals() -> None:
+    """Ctrl-C and SIGTERM end a run in the same way; also where a shell started it with Ctrl-C ignored."""
+
+    def interrupt(_signal: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+
+
+def _cause(error: BaseException) -> str:
+    """What really went wrong, below the layers that Ray puts around it, in one line."""
+    while isinstance(inner := getattr(error, "cause", None) or error.__cause__, BaseException):
+        error = inner
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+
+
+def _run(argv: list[str], log: list[Path]) -> None:
+    _compat.install()
+    from skyrl_maze import preflight
+    from skyrl_maze.config import build_config
+
+    preflight.check_engine()
+    cfg = build_config(argv)
+    preflight.check_device(cfg)
+    preflight.make_folders(cfg)
+    for warning in preflight.ceiling_warnings(cfg):
+        print(f"warning: {warning}", file=sys.stderr)
+    if cfg.run.console == "full":
+        _train(cfg, Console())
+        return
+    log.append(Path(cfg.run.root) / console.LOG_FILE)
+    with console.quiet_output(log[0]) as terminal:
+        try:
+            _train(cfg, terminal)
+        except BaseException:
+            traceback.print_exc()
+            raise
+
+
+def _train(cfg: "MazeTrainConfig", terminal: Console) -> None:
+    with console.Progress(terminal) as progress:
+        _prepare(cfg, progress)
+        with _ray(cfg, progress):
+            _watch(cfg, progress)
+    terminal.print(console.summary(cfg))
+
+
+def _prepare(cfg: "MazeTrainConfig", progress: console.Progress) -> None:
+    """Maze sets and, for the rehearsal, the model."""
+    progress.doing("drawing mazes")
+    mazes = cfg.data.mazes
+    train, evaluation = dataset.prepare(mazes.train, mazes.eval, Path(mazes.folder).absolute())
+    cfg.data.train_data, cfg.data.val_data = [str(train)], [str(evaluation)]
+    if cfg.trainer.policy.model.path == tiny.MODEL_ID:
+        progress.doing("building the tiny Qwen3-VL")
+        path = tiny.build_tiny_model(
+            cfg.environment.skyrl_gym.maze,
+            mazes.train.sizes,
+            cfg.generator.max_turns,
+            progress=lambda step, steps: progress.update(f"warm-up step {step} of {steps}"),
+        )
+        cfg.trainer.policy.model.path = cfg.trainer.ref.model.path = str(path)
+
+
+@contextlib.contextmanager
+def _ray(cfg: "MazeTrainConfig", progress: console.Progress) -> Iterator[None]:
+    """Ray as SkyRL starts it; on the way out nothing that it started is left."""
+    import psutil
+    import ray
+    from skyrl.train.utils import validate_cfg
+    from skyrl.train.utils.utils import initialize_ray
+
+    from skyrl_maze.config import needed_gpus
+
+    progress.doing("starting Ray")
+    if cfg.run.device == "cpu":
+        cpu.prepare_environment(needed_gpus(cfg))
+        cpu.configure(cfg)
+    try:
+        validate_cfg(cfg)
+    except (AssertionError, ValueError, NotImplementedError) as error:
+        raise ConfigError(f"SkyRL refuses these settings: {error}") from error
+    try:
+        initialize_ray(cfg)
+        _catch_signals()  # Ray has put its own handlers, which abort the process, in their place
+        yield
+    finally:
+        started = psutil.Process().children(recursive=True)
+        ray.shutdown()
+        _, alive = psutil.wait_procs(started, timeout=5)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=5)
+
+
+def _watch(cfg: "MazeTrainConfig", progress: console.Progress) -> None:
+    """Start the trainer task and show its events until it ends."""
+    import ray
+
+    from skyrl_maze.experiment import train
+
+    progress.doing("starting the trainer")
+    events = EventReader(Path(cfg.run.root))
+    task = train.remote(cfg)
+    finished: list[Any] = []
+    while not finished:
+        finished, _ = ray.wait([task], timeout=_POLL_S)
+        for event in events.new():
+            progress.show(event)
+    ray.get(task)
+    progress.done()

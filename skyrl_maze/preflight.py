@@ -1,0 +1,98 @@
+"""What is looked at before anything starts: packages, GPUs, folders, and whether the mazes can be solved."""
+
+import importlib.util
+import logging
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from skyrl_maze import dataset
+from skyrl_maze.config import MazeTrainConfig, needed_gpus
+from skyrl_maze.errors import SetupError
+
+_NEEDED_BYTES = 1_000_000_000
+
+
+def check_engine() -> None:
+    """Raise SetupError unless vLLM is installed; it comes with an extra."""
+    if importlib.util.find_spec("vllm") is None:
+        raise SetupError(
+            f"no inference engine is installed for {sys.executable}; "
+            "run: pip install 'skyrl_maze[cpu]' on a machine without a GPU, 'skyrl_maze[gpu]' on one with"
+        )
+
+
+def check_device(cfg: MazeTrainConfig) -> None:
+    """Raise SetupError if the run and the machine or cluster do not fit together."""
+    import torch
+
+    here = torch.cuda.device_count()
+    if cfg.run.device == "cpu":
+        if here:
+            raise SetupError(
+                f"run.device=cpu rehearses without a GPU, and this machine has {here}; "
+                "run +recipe=maze_1node on it"
+            )
+        return
+    needed, in_cluster = needed_gpus(cfg), _cluster_gpus()
+    found, where = (here, "this machine") if in_cluster is None else (in_cluster, "the Ray cluster")
+    if found < needed:
+        raise SetupError(
+            f"this run needs {needed} GPU(s), and {where} has {found}; "
+            "start it where they are, or rehearse without a GPU: +recipe=maze_cpu"
+        )
+
+
+def _cluster_gpus() -> int | None:
+    """GPUs of the Ray cluster that this process would join; None if there is none."""
+    import ray
+
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError:
+        return None
+    try:
+        return int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
+    finally:
+        ray.shutdown()
+
+
+def make_folders(cfg: MazeTrainConfig) -> None:
+    """Create what the run writes to; raise SetupError where that is not allowed or there is no room."""
+    trainer = cfg.trainer
+    paths = (cfg.run.root, cfg.data.mazes.folder, trainer.ckpt_path, trainer.export_path, trainer.log_path)
+    for path in paths:
+        if "://" in path:
+            continue  # a cloud address, which SkyRL writes by itself
+        folder = Path(path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SetupError(
+                f"cannot create {folder}: {error.strerror}; give another place with run.root=..."
+            ) from None
+        if not os.access(folder, os.W_OK):
+            raise SetupError(
+                f"cannot write to {folder}: permission denied; give another place with run.root=..."
+            )
+        free = shutil.disk_usage(folder).free
+        if free < _NEEDED_BYTES:
+            raise SetupError(
+                f"{folder} has {free / 1e9:.1f} GB free and a run needs {_NEEDED_BYTES / 1e9:.0f} GB; "
+                "free some, or give another place with run.root=..."
+            )
+
+
+def ceiling_warnings(cfg: MazeTrainConfig) -> list[str]:
+    """A line if the turn budget keeps some mazes of the evaluation set from being solved at all."""
+    mazes = dataset.mazes_of(cfg.data.mazes.eval)
+    rule, turns = cfg.environment.skyrl_gym.maze.goal_rule, cfg.generator.max_turns
+    solvable = dataset.solvable(mazes, rule, turns)
+    if solvable == len(mazes):
+        return []
+    enough = max(dataset.turns_needed(maze, rule) for maze in mazes)
+    return [
+        f"generator.max_turns={turns} lets at most {solvable} of {len(mazes)} evaluation mazes be solved "
+        f"({solvable / len(mazes):.1%}); {enough} turns allow all"
+    ]

@@ -1,0 +1,273 @@
+"""A Qwen3-VL of half a million parameters, made on the spot: real tokenizer, processor and architecture.
+
+It needs no hub. Its vision tower takes 8 px patches merged 2x2, so one language token covers 16 px: with
+the `tokens` theme at `cell_px=16` one cell of the maze is one token, as it is for the 8B model at 32 px.
+A short supervised warm-up on episodes of uniformly random moves teaches it to answer in the grammar, and
+nothing about mazes: it starts as a random walker, which is what a policy gradient can begin with.
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from skyrl_maze import __version__
+from skyrl_maze.actions import format_action
+from skyrl_maze.env import MazeConfig, MazeEnv
+from skyrl_maze.maze import Move, generate_maze
+
+MODEL_ID = "skyrl-maze/tiny-qwen3-vl"
+PATCH_PX = 8
+MERGE = 2
+_VOCABULARY_SIZE = 512
+_SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
+    "{% if message.content is string %}{{ message.content }}"
+    "{% else %}{% for part in message.content %}"
+    "{% if part.type in ('image', 'image_url') %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """How the answer format is taught."""
+
+    steps: int = 200
+    episodes_per_step: int = 6
+    turns: int = 4
+    learning_rate: float = 3e-3
+    seed: int = 0
+
+
+def cache_dir() -> Path:
+    """Where built models are kept: `$XDG_CACHE_HOME/skyrl_maze`, by default `~/.cache/skyrl_maze`."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "skyrl_maze"
+
+
+def build_tiny_model(
+    env_config: MazeConfig,
+    maze_sizes: Sequence[int],
+    max_turns: int,
+    warm_up: WarmUp | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Build the model once and return its folder; a later call with equal settings finds it there.
+
+    Args:
+        env_config: grammar, theme and texts that the model shall answer to.
+        maze_sizes: cells per side, walls included, of the mazes it is warmed up on.
+        max_turns: the turn budget that the task text names; the warm-up plays `warm_up.turns` of it.
+        warm_up: length and seed of the warm-up.
+        progress: called with (steps done, steps in all).
+    """
+    warm_up = warm_up or WarmUp()
+    recipe = [asdict(env_config), list(maze_sizes), max_turns, asdict(warm_up)]
+    settings = [__version__, recipe, _CHAT_TEMPLATE, _VOCABULARY_SIZE]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    target = cache_dir() / f"tiny-qwen3-vl-{digest}"
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".tiny-", dir=target.parent))
+    try:
+        episodes = _random_episodes(env_config, maze_sizes, max_turns, warm_up)
+        _build(scratch, episodes, warm_up, progress)
+        os.replace(scratch, target)
+    except OSError:
+        # Another process may have put the same model there first; its copy is as good.
+        if not target.is_dir():
+            raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def _build(
+    folder: Path,
+    episodes: Iterator[list[dict[str, Any]]],
+    warm_up: WarmUp,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    import torch
+
+    first = [next(episodes) for _ in range(32)]
+    processor = _processor([_texts(episode) for episode in first])
+    with torch.random.fork_rng():
+        torch.manual_seed(warm_up.seed)
+        model = _model(processor.tokenizer)
+        _teach_format(model, processor, episodes, warm_up, progress)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def _random_episodes(
+    env_config: MazeConfig, maze_sizes: Sequence[int], max_turns: int, warm_up: WarmUp
+) -> Iterator[list[dict[str, Any]]]:
+    """Chats of uniformly random moves, in the real environment's words and pictures."""
+    rng = random.Random(warm_up.seed)
+    while True:
+        maze = generate_maze(rng.choice(maze_sizes), rng.getrandbits(32))
+        env = MazeEnv(env_config, {"maze": maze.to_text(), "max_turns": max_turns})
+        chat, _ = env.init([])
+        for _ in range(warm_up.turns):
+            answer = format_action(rng.choice(list(Move)), env_config.grammar)
+            chat = [*chat, {"role": "assistant", "content": answer}]
+            step = env.step(answer)
+            if step["done"]:
+                break
+            chat = [*chat, *step["observations"]]
+        yield chat if chat[-1]["role"] == "assistant" else chat[:-1]
+
+
+def _texts(chat: list[dict[str, Any]]) -> str:
+    parts = []
+    for message in chat:
+        content = message["content"]
+        text = content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
+        parts.append(f"{message['role']}\n{text}")
+    return "\n".join(parts)
+
+
+def _processor(corpus: list[str]) -> Any:
+    """A Qwen3-VL processor whose byte-level BPE is trained on `corpus`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer, Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCABULARY_SIZE - len(_SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(corpus, trainer)
+    trained = json.loads(bpe.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=trained["vocab"],
+        merges=[tuple(pair) for pair in trained["merges"]],  # type: ignore[misc]  # pairs, whatever it says
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=list(_SPECIAL_TOKENS),
+    )
+    geometry: dict[str, Any] = {
+        "patch_size": PATCH_PX,
+        "merge_size": MERGE,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": (PATCH_PX * MERGE) ** 2, "longest_edge": 1024 * 1024},
+    }
+    return Qwen3VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**geometry),
+        tokenizer=tokenizer,
+        video_processor=Qwen3VLVideoProcessor(**geometry),
+        chat_template=_CHAT_TEMPLATE,
+    )
+
+
+def _model(tokenizer: Any) -> Any:
+    """An untrained Qwen3-VL: 4 language layers of width 64 behind a 3-layer vision tower."""
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in _SPECIAL_TOKENS}
+    config = Qwen3VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 32,  # vLLM's CPU attention takes no smaller heads
+            "max_position_embeddings": 4096,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [8, 4, 4]},
+            "tie_word_embeddings": True,
+            "bos_token_id": None,
+            "eos_token_id": ids["<|im_end|>"],
+            "pad_token_id": ids["<|endoftext|>"],
+        },
+        vision_config={
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "depth": 3,
+            "num_heads": 2,
+            "patch_size": PATCH_PX,
+            "spatial_merge_size": MERGE,
+            "temporal_patch_size": 2,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0],
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=True,
+    )
+    return Qwen3VLForConditionalGeneration(config)
+
+
+def _teach_format(
+    model: Any,
+    processor: Any,
+    episodes: Iterator[list[dict[str, Any]]],
+    warm_up: WarmUp,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=warm_up.learning_rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, warm_up.learning_rate, total_steps=warm_up.steps
+    )
+    model.train()
+    for step in range(warm_up.steps):
+        batch = _batch(processor, [next(episodes) for _ in range(warm_up.episodes_per_step)])
+        loss = model(**batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if progress:
+            progress(step + 1, warm_up.steps)
+    model.eval()
+
+
+def _batch(processor: Any, chats: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """Tensors of a batch of chats; only the assistant's answers, end of turn included, carry a label."""
+    import torch
+
+    batch = processor.apply_chat_template(
+        chats, tokenize=True, return_dict=True, return_tensors="pt", processor_kwargs={"padding": True}
+    )
+    start, end, assistant = (
+        processor.tokenizer.convert_tokens_to_ids("<|im_start|>"),
+        processor.tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        processor.tokenizer.encode("assistant\n"),
+    )
+    labels = torch.full_like(batch["input_ids"], -100)
+    for row, ids in enumerate(batch["input_ids"].tolist()):
+        for position, token in enumerate(ids):
+            opening = position + 1 + len(assistant)
+            if token == start and ids[position + 1 : opening] == assistant:
+                closing = ids.index(end, opening) + 1
+                labels[row, opening:closing] = batch["input_ids"][row, opening:closing]
+    return {**batch, "labels": labels}

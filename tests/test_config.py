@@ -1,0 +1,376 @@
+"""Configuration: what wins over what, and every fault named at once, in words that mend it."""
+
+from pathlib import Path
+
+import pytest
+
+from skyrl_maze import _compat
+from skyrl_maze.errors import ConfigError
+
+_compat.install()
+
+from skyrl_maze.config import MazeTrainConfig, build_config, needed_gpus, policy_ranks  # noqa: E402
+
+CPU = "+recipe=maze_cpu"
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Writes a recipe on top of maze_cpu and gives the argument that chooses it."""
+
+    def write(text):
+        path = tmp_path / "mine.yaml"
+        path.write_text(f"extends: maze_cpu\n{text}")
+        return f"+recipe={path}"
+
+    return write
+
+
+def refusal(*argv):
+    with pytest.raises(ConfigError) as caught:
+        build_config(list(argv))
+    return str(caught.value)
+
+
+def only_problem(*argv):
+    """The one problem of a refusal that lists one."""
+    title, *problems = refusal(*argv).split("\n  - ")
+    assert title.startswith("1 ")
+    (problem,) = problems
+    return problem
+
+
+# --- what wins
+
+
+def test_defaults_lie_below_the_recipe_and_the_recipe_below_the_command_line(recipe):
+    default = MazeTrainConfig()
+    chosen = recipe("trainer: {seed: 7, epochs: 5}\ngenerator: {max_turns: 9}")
+    cfg = build_config([chosen, "trainer.seed=8"])
+    assert default.trainer.seed not in (7, 8)
+    assert cfg.trainer.seed == 8  # command line
+    assert cfg.trainer.epochs == 5  # recipe
+    assert cfg.generator.max_turns == 9
+    assert cfg.run.device == "cpu"  # the recipe below that
+    assert cfg.trainer.update_epochs_per_batch == default.trainer.update_epochs_per_batch
+
+
+def test_the_order_of_arguments_does_not_matter():
+    assert build_config(["trainer.seed=8", CPU]).trainer.seed == 8
+
+
+def test_values_arrive_with_their_types():
+    cfg = build_config(
+        [CPU, "environment.skyrl_gym.maze.cell_px=32", "trainer.policy.optimizer_config.lr=1e-5"]
+    )
+    assert type(cfg) is MazeTrainConfig
+    assert cfg.environment.skyrl_gym.maze.cell_px == 32
+    assert cfg.environment.skyrl_gym.maze.grammar == "keyword"
+    assert cfg.trainer.policy.optimizer_config.lr == 1e-5
+
+
+def test_a_table_is_merged_and_a_list_replaced():
+    cfg = build_config(
+        [CPU, "generator.inference_engine.engine_init_kwargs={seed: 3}", "data.mazes.train.sizes=[7, 9]"]
+    )
+    assert cfg.generator.inference_engine.engine_init_kwargs["seed"] == 3
+    assert "limit_mm_per_prompt" in cfg.generator.inference_engine.engine_init_kwargs
+    assert cfg.data.mazes.train.sizes == [7, 9]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("a,b", "a,b"),
+        ("a=b=c", "a=b=c"),
+        ("a[1]{2}", "a[1]{2}"),
+        ("'a b'", "a b"),
+        ("'[x]'", "[x]"),
+        ('"{y}"', "{y}"),
+        ("'007'", "007"),
+        ("'#1: a'", "#1: a"),
+        ("ü", "ü"),
+        ("x/${run.device}", "x/cpu"),
+    ],
+)
+def test_quotes_commas_and_brackets_in_values(written, read):
+    assert build_config([CPU, f"run.id={written}"]).run.id == read
+
+
+@pytest.mark.parametrize("argument", ["+recipe=maze_cpu", "++recipe=maze_cpu", "recipe=maze_cpu"])
+def test_forms_of_the_recipe_argument(argument):
+    assert build_config([argument]).run.device == "cpu"
+
+
+def test_a_run_without_recipe():
+    cfg = build_config(["generator.vision_language_generator=true", "data.mazes.train.count=2048"])
+    assert cfg.data.mazes.eval.name == "visgym-easy-64"
+    assert cfg.run.root == str(Path("runs/maze").absolute())
+
+
+def test_the_argument_that_skyrl_found_this_entrypoint_by_is_dropped():
+    assert (
+        build_config([CPU, "trainer.override_entrypoint=skyrl_maze.entrypoints.main_base"]).run.id
+        == "maze-cpu"
+    )
+
+
+def test_the_root_is_absolute_before_other_folders_follow_from_it(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+    cfg = build_config([CPU, "run.root=a/${run.id}", "run.id=b"])
+    assert cfg.run.root == str(tmp_path / "a" / "b")
+    assert cfg.trainer.ckpt_path == str(tmp_path / "a" / "b" / "checkpoints")
+    assert build_config([CPU, "run.root=~/x"]).trainer.log_path == "/home/someone/x/logs"
+
+
+# --- arguments that cannot be read
+
+
+@pytest.mark.parametrize(
+    "argument", ["trainer.seed", "+recipe", "--help", "+a=1", "~a=1", "=1", "a..b=1", "a.=1", ""]
+)
+def test_an_argument_that_is_no_setting(argument):
+    assert only_problem(CPU, argument) == f"{argument!r} is not a setting; write key=value, or +recipe=NAME"
+
+
+def test_a_value_that_is_not_yaml():
+    assert only_problem(CPU, "run.id=[") == (
+        "'run.id=[' is not readable as YAML (while parsing a flow node); quote it: run.id=\"'...'\""
+    )
+
+
+def test_a_key_given_twice_is_not_decided_silently():
+    assert only_problem(CPU, "trainer.seed=1", "trainer.seed=2") == (
+        "trainer.seed is given twice, as '1' and as '2'; keep one"
+    )
+    assert only_problem(CPU, "recipe=maze") == "+recipe is given twice, as 'maze_cpu' and as 'maze'; keep one"
+
+
+def test_an_empty_recipe_name():
+    assert only_problem("+recipe=").startswith("'+recipe=' names no recipe; shipped: maze, ")
+
+
+def test_all_unreadable_arguments_are_named_at_once():
+    message = refusal(CPU, "a", "run.id={", "trainer.seed=1", "trainer.seed=1")
+    assert message.startswith("3 argument(s) cannot be read:\n  - 'a' is not a setting")
+    assert message.count("\n  - ") == 3
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("run.id=${nope}", "Interpolation key 'nope' not found"),
+        ("run.id=${run.id}", "Recursive interpolation"),
+        ("run.id=${oops", ""),
+        ("trainer.seed=???", "Missing mandatory value"),
+    ],
+)
+def test_an_interpolation_without_target(argument, reason):
+    message = refusal(CPU, argument)
+    assert reason in message
+    assert "run.id" in message or "run.root" in message or "trainer.seed" in message
+
+
+# --- settings that do not exist or have a wrong type
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        ("trainr.seed=1", "trainr: there is no such setting; did you mean 'trainer'?"),
+        ("trainer.sed=1", "trainer.sed: there is no such setting; did you mean 'seed'?"),
+        (
+            "trainer.policy.model.lora.rnk=1",
+            "trainer.policy.model.lora.rnk: there is no such setting; did you mean 'rank'?",
+        ),
+        (
+            "environment.skyrl_gym.maze.them=visgym",
+            "environment.skyrl_gym.maze.them: there is no such setting; did you mean 'theme'?",
+        ),
+        (
+            "data.mazes.train.size=[9]",
+            "data.mazes.train.size: there is no such setting; did you mean 'sizes'?",
+        ),
+        ("trainer.policy={modl: {}}", "trainer.policy.modl: there is no such setting; did you mean 'model'?"),
+        ("run.qqqq=1", "run.qqqq: there is no such setting"),
+        ("trainer.seed=abc", "trainer.seed='abc': input should be a valid integer"),
+        ("trainer.seed=1.5", "trainer.seed=1.5: input should be a valid integer"),
+        ("trainer.seed=", "trainer.seed=None: input should be a valid integer"),
+        ("trainer.seed=null", "trainer.seed=None: input should be a valid integer"),
+        ("trainer.seed=true", "trainer.seed=True: input should be a valid integer"),
+        ("trainer.seed={a: 1}", "trainer.seed={'a': 1}: input should be a valid integer"),
+        ("trainer.seed.x=1", "trainer.seed={'x': 1}: input should be a valid integer"),
+        ("trainer.flash_attn=maybe", "trainer.flash_attn='maybe': input should be a valid boolean"),
+        ("trainer.flash_attn=1", "trainer.flash_attn=1: input should be a valid boolean"),
+        ("trainer.strategy=[fsdp]", "trainer.strategy=['fsdp']: input should be a valid string"),
+        ("trainer.policy.optimizer_config.lr=fast", None),
+        (
+            "trainer.policy.model=null",
+            "trainer.policy.model=None: input should be a dictionary or an instance of ",
+        ),
+        ("trainer=[1, 2]", "trainer=[1, 2]: input should be a dictionary or an instance of TrainerConfig"),
+        ("trainer=3", "trainer=3: input should be a dictionary or an instance of TrainerConfig"),
+        ("data.mazes.train.sizes=9", "data.mazes.train.sizes=9: input should be a valid list"),
+        ("data.mazes.train.sizes=[a]", "data.mazes.train.sizes=['a']: input should be a valid integer"),
+        ("data.mazes.train.sizes={9: 1}", "data.mazes.train.sizes={9: 1}: input should be a valid list"),
+        ("generator.inference_engine.engine_init_kwargs=[]", None),
+        (
+            "trainer.project_name=12",
+            "trainer.project_name=12: input should be a valid string; to keep it text, quote ",
+        ),
+    ],
+)
+def test_one_wrong_setting(argument, problem):
+    found = only_problem(CPU, argument)
+    assert found.startswith(problem or argument.split("=")[0])
+
+
+@pytest.mark.parametrize("argument", ["environment.skyrl_gym.maze.cell_px=null", "data.mazes.eval.name=null"])
+def test_null_is_fine_where_it_is_optional(argument):
+    build_config([CPU, argument])
+
+
+def test_text_that_yaml_reads_as_a_number_can_be_quoted_as_told():
+    problem = only_problem(CPU, "trainer.project_name=12")
+    told = problem.split("quote it: ")[1]
+    assert told == "trainer.project_name=\"'12'\""
+    assert build_config([CPU, told.replace('"', "")]).trainer.project_name == "12"
+
+
+def test_all_wrong_settings_are_named_at_once(recipe):
+    chosen = recipe("trainer: {sed: 1}\ngenerator: {max_turn: 3}\nrunn: 1")
+    message = refusal(chosen, "trainer.flash_attn=maybe", "environment.skyrl_gym.maze.feedback=3")
+    title, *problems = message.split("\n  - ")
+    assert title == "5 setting(s) cannot be used:"
+    assert sorted(problem.split(":")[0] for problem in problems) == [
+        "environment.skyrl_gym.maze.feedback=3",
+        "generator.max_turn",
+        "runn",
+        "trainer.flash_attn='maybe'",
+        "trainer.sed",
+    ]
+
+
+# --- settings that cannot work
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        (
+            "environment.skyrl_gym.maze.theme=tokns",
+            "environment.skyrl_gym.maze: cannot draw a maze in theme 'tokns': choose 'tokens' or 'visgym'; "
+            "did you mean 'tokens'?",
+        ),
+        (
+            "environment.skyrl_gym.maze.grammar=tupel",
+            "environment.skyrl_gym.maze: unknown grammar 'tupel'; choose one of tuple, keyword; "
+            "did you mean 'tuple'?",
+        ),
+        (
+            "environment.skyrl_gym.maze.goal_rule=arrive",
+            "environment.skyrl_gym.maze: unknown goal_rule 'arrive'",
+        ),
+        (
+            "environment.skyrl_gym.maze.shaping_weight=-1",
+            "environment.skyrl_gym.maze: shaping_weight = -1: must be ",
+        ),
+        (
+            "environment.skyrl_gym.maze.prompt_template=none.txt",
+            "environment.skyrl_gym.maze: cannot use the prompt ",
+        ),
+        ("run.device=gpu", "run.device='gpu'; did you mean 'cpu'?; allowed: cuda, cpu"),
+        ("run.console=quiet", "run.console='quiet'; allowed: full, progress"),
+        ("generator.max_turns=0", "generator.max_turns=0: an episode has at least 1 turn"),
+        (
+            "generator.vision_language_generator=false",
+            "generator.vision_language_generator=false: the maze is a ",
+        ),
+        ("environment.env_class=gsm8k", "environment.env_class='gsm8k': this entrypoint runs 'maze'"),
+        (
+            "trainer.placement.colocate_all=true",
+            "trainer.placement.colocate_all=true needs an engine that can sleep",
+        ),
+        (
+            "trainer.export_path=${run.root}/checkpoints",
+            "trainer.ckpt_path and trainer.export_path are both ",
+        ),
+        (
+            "trainer.policy.model.lora.exclude_modules=null",
+            "trainer.policy.model.lora.exclude_modules=None: the engine",
+        ),
+        ("data.mazes.train.sizes=[8]", "data.mazes.train.sizes=[8]: cannot make a maze of size 8 (int)"),
+        ("data.mazes.train.sizes=[]", "data.mazes.train.sizes=[]: give at least one size, and each once"),
+        (
+            "data.mazes.train.weights=[1, 2]",
+            "data.mazes.train.weights=[1, 2]: give one finite number of 0 or more ",
+        ),
+        ("data.mazes.train.seed=-1", "data.mazes.train.seed: cannot draw a maze from seed -1"),
+        (
+            "data.mazes.train.count=3",
+            "data.mazes.train.count=3 gives no full batch of trainer.train_batch_size=",
+        ),
+        (
+            "data.mazes.train.name=visgym-easy-64",
+            "data.mazes.train.name='visgym-easy-64': shipped sets are for evaluation; set it to null and ",
+        ),
+        (
+            "data.mazes.eval.name=visgym-easy",
+            "data.mazes.eval.name='visgym-easy': no such maze set; did you mean 'visgym-easy-64'?; shipped: ",
+        ),
+        ("trainer.train_batch_size=0", "trainer.train_batch_size=0: must be at least 1"),
+        (
+            "trainer.train_batch_size=6",
+            "trainer.train_batch_size=6 is not a multiple of trainer.policy_mini_batch_",
+        ),
+    ],
+)
+def test_one_impossible_setting(argument, problem):
+    assert only_problem(CPU, argument).startswith(problem)
+
+
+def test_trajectories_that_cannot_be_dealt_evenly():
+    message = refusal(CPU, "generator.n_samples_per_prompt=1", "trainer.placement.policy_num_gpus_per_node=3")
+    assert (
+        "trainer.train_batch_size=4 x 1 samples = 4 trajectories cannot be dealt evenly to 3 policy ranks"
+        in message
+    )
+    assert "trainer.policy_mini_batch_size=4 x 1 samples = 4 trajectories cannot be dealt" in message
+
+
+def test_all_impossible_settings_are_named_at_once():
+    message = refusal(
+        CPU,
+        "run.device=tpu",
+        "generator.max_turns=0",
+        "environment.skyrl_gym.maze.theme=x",
+        "environment.skyrl_gym.maze.grammar=y",
+        "data.mazes.train.sizes=[4, 6]",
+        "data.mazes.eval.braid=2",
+        "trainer.policy_mini_batch_size=0",
+    )
+    title, *problems = message.split("\n  - ")
+    assert title == "8 setting(s) cannot work:"
+    assert len(problems) == 8
+
+
+def test_what_skyrl_itself_refuses_is_one_error():
+    message = refusal(CPU, "trainer.logprobs_chunk_size=null")
+    assert message.startswith(
+        "SkyRL refuses these settings: logprobs_chunk_size=None (no chunking) is only supported"
+    )
+
+
+# --- what is derived
+
+
+def test_ranks_and_gpus():
+    cfg = build_config(["+recipe=maze_1node"])
+    assert (policy_ranks(cfg), needed_gpus(cfg)) == (8, 8)
+    apart = build_config(
+        [CPU, "trainer.placement.policy_num_gpus_per_node=2", "generator.inference_engine.num_engines=3"]
+    )
+    assert (policy_ranks(apart), needed_gpus(apart)) == (2, 5)
+    reference = ["trainer.algorithm.use_kl_loss=true", "trainer.placement.colocate_policy_ref=false"]
+    assert needed_gpus(build_config([CPU, *reference])) == needed_gpus(build_config([CPU])) + 2

@@ -1,0 +1,122 @@
+"""The terminal shows the run, and the log file gets everything else."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from rich.console import Console
+
+from skyrl_maze.console import LOG_FILE, Progress, quiet_output, summary
+from skyrl_maze.runlog import RunLog
+
+
+def _shown(events: list[dict[str, object]]) -> str:
+    stream = io.StringIO()
+    with Progress(Console(file=stream, soft_wrap=True)) as progress:
+        for event in events:
+            progress.show(event)
+        progress.done()
+    return stream.getvalue()
+
+
+def test_one_line_for_each_thing_done() -> None:
+    text = _shown(
+        [
+            {"event": "starting_engines", "engines": 1},
+            {"event": "loading_policy", "ranks": 2},
+            {"event": "evaluating", "step": 0},
+            {"event": "measured", "step": 0, "steps": 6, "eval/solve_rate": 0.125},
+            {"event": "training", "step": 1, "steps": 6},
+            {
+                "event": "measured",
+                "step": 1,
+                "steps": 6,
+                "train/solve_rate": 0.25,
+                "reward/avg_raw_reward": 0.5,
+            },
+            {"event": "saved", "step": 1, "path": "x"},
+        ]
+    )
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert [line.split(" 0.0 s")[0] for line in lines] == [
+        "starting 1 vLLM engine(s)",
+        "loading the policy on 2 rank(s)",
+        "evaluating after step 0",
+        "training step 1 of 6",
+        "saved step 1",
+    ]
+    assert lines[2].endswith("evaluated 0.125")
+    assert lines[3].endswith("solve rate 0.250 reward 0.500")
+
+
+def test_an_unknown_event_is_no_fault() -> None:
+    assert _shown([{"event": "something new"}]) == ""
+
+
+_NOISY = """
+import os, sys
+from pathlib import Path
+from skyrl_maze.console import quiet_output
+with quiet_output(Path(sys.argv[1])) as terminal:
+    print("python noise")
+    os.system("echo child noise; echo child error >&2")
+    os.write(2, b"raw noise\\n")
+    terminal.print("shown")
+print("after")
+"""
+
+
+def test_noise_of_every_kind_goes_to_the_log(tmp_path: Path) -> None:
+    log = tmp_path / LOG_FILE
+    done = subprocess.run(
+        [sys.executable, "-c", _NOISY, str(log)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["shown", "after"]
+    assert done.stderr == ""
+    text = log.read_text(encoding="utf-8")
+    for noise in ("python noise", "child noise", "child error", "raw noise"):
+        assert noise in text
+
+
+def test_output_comes_back_after_an_error(tmp_path: Path, capfd: object) -> None:
+    before = os.fstat(1).st_ino
+    try:
+        with quiet_output(tmp_path / "log"):
+            raise RuntimeError("boom")
+    except RuntimeError:
+        assert os.fstat(1).st_ino == before
+
+
+def test_the_table_names_rates_steps_and_places(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.metrics(0, {"eval/solve_rate": 0.125})
+    log.metrics(1, {"timing/step": 4.0})
+    log.metrics(2, {"timing/step": 6.0, "eval/solve_rate": 0.5})
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "global_step_2").mkdir(parents=True)
+    (checkpoints / "latest_ckpt_global_step.txt").write_text("2\n", encoding="utf-8")
+    lora = SimpleNamespace(lora_sync_path=str(tmp_path / "missing"))
+    cfg = SimpleNamespace(
+        run=SimpleNamespace(root=str(tmp_path)),
+        trainer=SimpleNamespace(
+            ckpt_path=str(checkpoints),
+            log_path=str(tmp_path),
+            policy=SimpleNamespace(model=SimpleNamespace(lora=lora)),
+        ),
+    )
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(summary(cfg))
+    rows = {
+        cells[0].strip(): cells[1].strip()
+        for line in stream.getvalue().splitlines()
+        if len(cells := line.strip("│ ").split("│")) == 2
+    }
+    assert rows["solve rate before"] == "0.125"
+    assert rows["solve rate after"] == "0.500"
+    assert rows["steps"] == "2"
+    assert rows["seconds per step"] == "5.0"
+    assert rows["checkpoint"] == str(checkpoints / "global_step_2")
+    assert rows["adapter"] == "none"

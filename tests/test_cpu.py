@@ -1,0 +1,77 @@
+"""On a machine without CUDA SkyRL's CUDA calls work; on one with it nothing changes."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from skyrl_maze import cpu
+
+
+def _python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+_WITHOUT_CUDA = """
+from skyrl_maze import _compat, cpu
+_compat.install(); cpu.install()
+import torch
+tensor = torch.ones(2)
+assert tensor.cuda() is tensor
+torch.cuda.synchronize(); torch.cuda.set_device(3); torch.cuda.empty_cache()
+assert torch.ones(1, device=torch.cuda.current_device()).device.type == "cpu"
+from skyrl.backends.skyrl_train.workers.worker import DistributedTorchRayActor
+DistributedTorchRayActor._set_numa_affinity(None, 0)
+import os
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+torch.distributed.init_process_group("cpu:gloo,cuda:nccl", "tcp://127.0.0.1:0", rank=0, world_size=1)
+from skyrl.backends.skyrl_train.distributed.fsdp_utils import create_device_mesh
+print(torch.distributed.get_backend(), create_device_mesh(1, -1).device_type)
+"""
+
+_WITH_CUDA = """
+import torch
+torch.cuda.is_available = lambda: True
+before = torch.cuda.synchronize, torch.Tensor.cuda, torch.distributed.init_process_group
+from skyrl_maze import cpu
+cpu.install()
+print(before == (torch.cuda.synchronize, torch.Tensor.cuda, torch.distributed.init_process_group))
+"""
+
+
+@pytest.mark.slow
+def test_skyrl_gets_gloo_and_a_cpu_mesh_where_it_asks_for_cuda() -> None:
+    assert _python(_WITHOUT_CUDA).split() == ["gloo", "cpu"]
+
+
+@pytest.mark.slow
+def test_inert_where_cuda_is_present() -> None:
+    assert _python(_WITH_CUDA).split() == ["True"]
+
+
+def test_the_environment_gives_ray_logical_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "7"})
+    cpu.prepare_environment(3)
+    assert json.loads(os.environ["RAY_OVERRIDE_RESOURCES"])["GPU"] == 3
+    assert os.environ["RAY_ADDRESS"] == "local"
+    assert os.environ["OMP_NUM_THREADS"] == "7", "an explicit setting wins"
+
+
+@pytest.mark.slow
+def test_the_engine_is_pointed_at_the_cpu_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    from skyrl.train.utils import utils
+
+    monkeypatch.setattr(utils, "peer_access_supported", utils.peer_access_supported)
+    engine = SimpleNamespace(enforce_eager=False, distributed_executor_backend="ray", engine_init_kwargs={})
+    cpu.configure(SimpleNamespace(generator=SimpleNamespace(inference_engine=engine)))
+    assert engine.enforce_eager
+    assert engine.distributed_executor_backend == "mp"
+    assert engine.engine_init_kwargs == {"worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker"}
+    assert utils.peer_access_supported(max_num_gpus_per_node=2) is False

@@ -1,0 +1,82 @@
+"""Every command of the documentation is run: here, or by the test that is named for it."""
+
+import re
+import shlex
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+# Command -> the test that runs it, or its like with a wheel that lies on disk.
+MAIN = "skyrl.entrypoints.main_base +recipe=maze"
+OVERRIDE = "trainer.override_entrypoint=skyrl_maze.entrypoints.main_base +recipe=maze"
+WHEEL = "dist/skyrl_maze-0.1.0-py3-none-any.whl"
+EXTRA = "uv pip install --override override.txt 'skyrl_maze[cpu]'"
+ELSEWHERE = {
+    "make rehearse": "test_rehearsal.py",
+    "make test": "the run that this test is part of",
+    MAIN: "test_launch.py",
+    f"uv run --with skyrl_maze {MAIN}": "test_packaging.py",
+    f"python -m skyrl.train.entrypoints.main_base {OVERRIDE}": "test_launch.py",
+    "pip install 'skyrl_maze[gpu]'": "test_packaging.py",
+    f"echo 'torch==2.13.0' > override.txt && {EXTRA}": "test_packaging.py",
+    f"VIRTUAL_ENV=$PWD/.venv UV_COMPILE_BYTECODE=1 .venv/bin/uv run --with {WHEEL} {MAIN}_cpu": "test_packaging.py",
+}
+
+
+def _blocks(language: str) -> list[tuple[str, str]]:
+    pattern = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    return [
+        (page.name, block) for page in PAGES for block in pattern.findall(page.read_text(encoding="utf-8"))
+    ]
+
+
+COMMANDS = sorted({line for _, block in _blocks("sh") for line in block.splitlines() if line.strip()})
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ELSEWHERE])
+def test_the_command_works(command: str, tmp_path: Path) -> None:
+    program, *arguments = shlex.split(command)
+    arguments = [str(ROOT / a) if (ROOT / a).is_file() else a for a in arguments]
+    done = subprocess.run(
+        [str(SCRIPTS / program), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_every_other_command_has_its_test() -> None:
+    assert set(ELSEWHERE) <= set(COMMANDS), "a command that is no longer documented"
+    for command, place in ELSEWHERE.items():
+        assert place.startswith("the run") or (ROOT / "tests" / place).is_file(), command
+
+
+@pytest.mark.parametrize(("page", "code"), _blocks("python"))
+def test_the_example_runs(page: str, code: str) -> None:
+    exec(compile(code, page, "exec"), {})
+
+
+def test_the_example_recipe_can_be_run(tmp_path: Path) -> None:
+    from skyrl_maze import _compat
+
+    _compat.install()
+    from skyrl_maze.config import build_config
+
+    [(_, recipe)] = _blocks("yaml")
+    path = tmp_path / "mine.yaml"
+    path.write_text(recipe, encoding="utf-8")
+    cfg = build_config([f"+recipe={path}"])
+    assert cfg.data.mazes.train.sizes == [7, 9]
+    assert cfg.trainer.policy.optimizer_config.lr == 3.0e-5
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_within_the_project_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert missing == []

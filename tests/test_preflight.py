@@ -1,0 +1,105 @@
+"""Before anything starts, what the machine lacks is said in one line."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from skyrl_maze import _compat, dataset
+
+_compat.install()
+
+from skyrl_maze import preflight  # noqa: E402
+from skyrl_maze.config import MazeTrainConfig, build_config, needed_gpus, policy_ranks  # noqa: E402
+from skyrl_maze.errors import SetupError  # noqa: E402
+
+
+def _config(recipe: str, *overrides: str) -> MazeTrainConfig:
+    return build_config([f"+recipe={recipe}", *overrides])
+
+
+def test_no_engine_names_both_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    preflight.check_engine()
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(SetupError, match=r"pip install 'skyrl_maze\[cpu\]' .* 'skyrl_maze\[gpu\]'"):
+        preflight.check_engine()
+
+
+def test_a_gpu_recipe_without_gpus_names_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_cluster_gpus", lambda: None)
+    with pytest.raises(
+        SetupError, match=r"needs 6 GPU\(s\), and this machine has 0; .*\+recipe=maze_cpu"
+    ) as caught:
+        preflight.check_device(_config("maze"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("gpus", "fits"), [(5, False), (6, True), (8, True)])
+def test_a_cluster_is_asked_for_its_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, fits: bool) -> None:
+    monkeypatch.setattr(preflight, "_cluster_gpus", lambda: gpus)
+    cfg = _config("maze")
+    if fits:
+        preflight.check_device(cfg)
+    else:
+        with pytest.raises(SetupError, match=r"needs 6 GPU\(s\), and the Ray cluster has 5"):
+            preflight.check_device(cfg)
+
+
+def test_the_rehearsal_is_for_machines_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = _config("maze_cpu")
+    preflight.check_device(cfg)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(SetupError, match="this machine has 2; run"):
+        preflight.check_device(cfg)
+
+
+def test_gpus_are_counted_as_skyrl_places_them() -> None:
+    assert (policy_ranks(_config("maze")), needed_gpus(_config("maze"))) == (6, 6)
+    assert needed_gpus(_config("maze_1node")) == 8
+    cfg = _config("maze_cpu")
+    assert (policy_ranks(cfg), needed_gpus(cfg)) == (2, 3)
+    with_reference = _config(
+        "maze_cpu", "trainer.algorithm.use_kl_loss=true", "trainer.placement.colocate_policy_ref=false"
+    )
+    assert needed_gpus(with_reference) == 5
+
+
+def test_folders_are_made_below_the_root(tmp_path: Path) -> None:
+    cfg = _config("maze_cpu", f"run.root={tmp_path}/deep/run")
+    preflight.make_folders(cfg)
+    assert {p.name for p in (tmp_path / "deep/run").iterdir()} == {"checkpoints", "data", "exports", "logs"}
+    preflight.make_folders(cfg)
+
+
+def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(SetupError, match=r"cannot create .*file/run: .*run\.root="):
+        preflight.make_folders(_config("maze_cpu", f"run.root={tmp_path}/file/run"))
+
+
+def test_a_full_disk_is_said_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage: Any = lambda _path: SimpleNamespace(free=200_000_000)  # noqa: E731
+    monkeypatch.setattr(preflight.shutil, "disk_usage", usage)
+    with pytest.raises(SetupError, match=r"has 0\.2 GB free and a run needs 1 GB"):
+        preflight.make_folders(_config("maze_cpu", f"run.root={tmp_path}"))
+
+
+def test_a_folder_that_may_not_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_args: False)
+    with pytest.raises(SetupError, match="permission denied"):
+        preflight.make_folders(_config("maze_cpu", f"run.root={tmp_path}"))
+
+
+def test_a_budget_below_the_longest_path_is_warned_of() -> None:
+    assert preflight.ceiling_warnings(_config("maze")) == []
+    [warning] = preflight.ceiling_warnings(_config("maze", "generator.max_turns=15"))
+    assert warning == (
+        "generator.max_turns=15 lets at most 50 of 64 evaluation mazes be solved (78.1%); 17 turns allow all"
+    )
+    cfg = _config("maze_cpu")
+    assert preflight.ceiling_warnings(cfg) == []
+    longest = max(dataset.turns_needed(m, "reach") for m in dataset.mazes_of(cfg.data.mazes.eval))
+    assert longest <= cfg.generator.max_turns

@@ -1,0 +1,126 @@
+"""The rehearsal, run as a user runs it: Ray, SkyRL's trainer, two FSDP ranks, a vLLM server, LoRA."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from skyrl_maze.runlog import read_metrics
+
+pytestmark = pytest.mark.rehearsal
+
+COMMAND = Path(sysconfig.get_path("scripts")) / "skyrl.entrypoints.main_base"
+STEPS = 6
+# Ports that SkyRL's engine and router, Ray's dashboard and its client would take first.
+BUSY_PORTS = (8000, 8265, 10001, 29000)
+
+
+@dataclass
+class Rehearsal:
+    done: subprocess.CompletedProcess[str]
+    root: Path
+    metrics: list[dict[str, float]]
+
+
+@contextlib.contextmanager
+def _listening(ports: tuple[int, ...]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            listener = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):  # taken by something else, which serves as well
+                listener.bind(("0.0.0.0", port))
+                listener.listen()
+        yield
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Rehearsal:
+    folder = tmp_path_factory.mktemp("rehearsal")
+    with _listening(BUSY_PORTS):
+        done = subprocess.run(
+            [str(COMMAND), "+recipe=maze_cpu"],
+            cwd=folder,
+            env={**os.environ, "XDG_CACHE_HOME": str(model_cache)},
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+    root = folder / "runs/maze-cpu"
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Rehearsal(done, root, read_metrics(root))
+
+
+@pytest.mark.timeout(1000)
+def test_it_ends_with_a_table_and_shows_each_step(rehearsal: Rehearsal) -> None:
+    out = rehearsal.done.stdout
+    for step in range(1, STEPS + 1):
+        assert f"training step {step} of {STEPS}" in out
+    for row in ("solve rate before", "solve rate after", "seconds per step", "checkpoint", "adapter", "logs"):
+        assert row in out
+    assert "none" not in out
+    assert len(out.splitlines()) < 40, "the noise belongs into the log file"
+    assert (rehearsal.root / "logs/console.log").stat().st_size > 10_000
+
+
+def test_the_solve_rate_is_logged_under_a_plain_name(rehearsal: Rehearsal) -> None:
+    trained = [r for r in rehearsal.metrics if "train/solve_rate" in r]
+    evaluated = [r for r in rehearsal.metrics if "eval/solve_rate" in r]
+    assert [r["step"] for r in trained] == list(range(1, STEPS + 1))
+    assert [r["step"] for r in evaluated] == [0, STEPS]
+    for record in trained:
+        assert record["train/solve_rate"] == record["environment/success"]
+    for record in evaluated:
+        assert record["eval/solve_rate"] == record["eval/all/environment/success"]
+        assert 0 <= record["eval/solve_rate"] <= 1
+
+
+def test_the_policy_walks_and_learns_from_it(rehearsal: Rehearsal) -> None:
+    trained = [r for r in rehearsal.metrics if "train/solve_rate" in r]
+    assert max(r["policy/grad_norm"] for r in trained) > 0
+    assert all(r["environment/turns"] > 1 for r in trained)
+    first = trained[0]
+    assert first["environment/parse_failures"] < first["environment/turns"] / 3
+
+
+def test_the_adapter_changed_and_every_version_was_served(rehearsal: Rehearsal) -> None:
+    synced = safetensors.torch.load_file(rehearsal.root / "lora_sync/adapter_model.safetensors")
+    grown = [tensor for name, tensor in synced.items() if "lora_B" in name]  # zero before the first update
+    assert grown
+    assert all(torch.isfinite(tensor).all() for tensor in grown)
+    assert all(tensor.abs().max() > 0 for tensor in grown)
+    assert not [name for name in synced if "visual" in name]
+    [log] = (rehearsal.root / "logs").glob("infra-*.log")
+    text = log.read_text(encoding="utf-8", errors="replace")
+    assert text.count('"POST /skyrl/v1/load_lora_adapter HTTP/1.1" 200') == STEPS + 1
+
+
+def test_the_checkpoint_is_complete(rehearsal: Rehearsal) -> None:
+    checkpoints = rehearsal.root / "checkpoints"
+    assert (checkpoints / "latest_ckpt_global_step.txt").read_text(encoding="utf-8").strip() == str(STEPS)
+    last = checkpoints / f"global_step_{STEPS}"
+    ranks = [
+        f"policy/{kind}_world_size_2_rank_{rank}.pt"
+        for kind in ("model", "optim", "extra_state")
+        for rank in (0, 1)
+    ]
+    adapter = ["policy/lora_adapter/adapter_config.json", "policy/lora_adapter/adapter_model.safetensors"]
+    for name in ("data.pt", "trainer_state.pt", "policy/fsdp_config.json", *ranks, *adapter):
+        assert (last / name).stat().st_size > 0, name
+    saved = safetensors.torch.load_file(last / adapter[1])
+    synced = safetensors.torch.load_file(rehearsal.root / "lora_sync/adapter_model.safetensors")
+    assert saved.keys() == synced.keys()
+    assert all(torch.equal(saved[name], synced[name]) for name in saved)
+
+
+def test_nothing_is_written_outside_the_run(rehearsal: Rehearsal) -> None:
+    folder = rehearsal.root.parents[1]
+    assert [path.name for path in folder.iterdir()] == ["runs"]
+    assert [path.name for path in (folder / "runs").iterdir()] == ["maze-cpu"]

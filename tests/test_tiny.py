@@ -1,0 +1,99 @@
+"""The tiny model is a real Qwen3-VL: it loads as one, sees one token a cell, and answers in the grammar."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from skyrl_maze import tiny
+from skyrl_maze.actions import ParseFailure, parse_action
+from skyrl_maze.env import MazeConfig, MazeEnv
+from skyrl_maze.maze import generate_maze
+
+CONFIG = MazeConfig(theme="tokens", cell_px=16, grammar="keyword", goal_rule="reach")
+SHORT = tiny.WarmUp(steps=2, episodes_per_step=2, turns=2)
+
+
+def _opening(processor: object, size: int = 5) -> dict[str, torch.Tensor]:
+    env = MazeEnv(CONFIG, {"maze": generate_maze(size, 0).to_text(), "max_turns": 4})
+    chat, _ = env.init([])
+    return processor.apply_chat_template(  # type: ignore[attr-defined]
+        [chat], tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True
+    )
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_built_once_and_found_again(cache: Path) -> None:
+    steps = []
+    first = tiny.build_tiny_model(
+        CONFIG, [5], 4, SHORT, progress=lambda step, total: steps.append((step, total))
+    )
+    assert steps == [(1, 2), (2, 2)]
+    again = tiny.build_tiny_model(CONFIG, [5], 4, SHORT, progress=lambda *_: pytest.fail("built twice"))
+    assert again == first
+    assert tiny.build_tiny_model(CONFIG, [7], 4, SHORT) != first, "other settings, other model"
+    assert {path.name for path in (cache / "skyrl_maze").iterdir()} >= {first.name}
+    assert not list((cache / "skyrl_maze").glob(".tiny-*")), "no scratch folder is left"
+
+
+@pytest.mark.slow
+def test_the_same_settings_give_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = []
+    for name in ("a", "b"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+        state = torch.random.get_rng_state()
+        folder = tiny.build_tiny_model(CONFIG, [5], 4, SHORT)
+        assert torch.equal(state, torch.random.get_rng_state()), "the global generator is left as it was"
+        weights.append((folder / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+def test_a_failed_build_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object) -> None:
+        raise RuntimeError("no warm-up today")
+
+    monkeypatch.setattr(tiny, "_teach_format", fail)
+    with pytest.raises(RuntimeError, match="no warm-up today"):
+        tiny.build_tiny_model(CONFIG, [5], 4, SHORT)
+    assert not list((cache / "skyrl_maze").iterdir())
+
+
+@pytest.mark.slow
+def test_one_cell_is_one_token_and_the_warmed_up_model_answers(cache: Path) -> None:
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    folder = tiny.build_tiny_model(CONFIG, [5], 12)
+    processor = AutoProcessor.from_pretrained(folder)
+    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    assert sum(p.numel() for p in model.parameters()) < 1_000_000
+
+    batch = _opening(processor)
+    image_id = processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    assert int((batch["input_ids"] == image_id).sum()) == 5 * 5
+    torch.manual_seed(0)
+    with torch.no_grad():
+        sampled = model.generate(**batch, max_new_tokens=10, do_sample=True, top_k=0, num_return_sequences=32)
+    answers = processor.tokenizer.batch_decode(sampled[:, batch["input_ids"].shape[1] :])
+    actions = [parse_action(answer, "keyword") for answer in answers]
+    understood = [action for action in actions if not isinstance(action, ParseFailure)]
+    assert len(understood) >= 28, answers
+    assert len(set(understood)) >= 3, "a random walker, not one that always goes the same way"
+
+
+@pytest.mark.slow
+def test_only_the_answers_carry_a_label() -> None:
+    episodes = tiny._random_episodes(CONFIG, [5], 4, SHORT)
+    chats = [next(episodes) for _ in range(3)]
+    processor = tiny._processor([tiny._texts(chat) for chat in chats])
+    batch = tiny._batch(processor, chats)
+    for labels, chat in zip(batch["labels"], chats, strict=True):
+        text = processor.tokenizer.decode(labels[labels >= 0])
+        answers = [message["content"] for message in chat if message["role"] == "assistant"]
+        assert text == "".join(f"{answer}<|im_end|>" for answer in answers)
