@@ -94,7 +94,14 @@ def test_a_table_is_merged_and_a_list_replaced():
     ],
 )
 def test_quotes_commas_and_brackets_in_values(written, read):
-    assert build_config([CPU, f"run.id={written}"]).run.id == read
+    assert build_config([CPU, f"trainer.run_name={written}"]).trainer.run_name == read
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "", "a b", "-x"])
+def test_the_id_of_a_run_is_one_folder_name(name):
+    assert only_problem(CPU, f"run.id='{name}'").startswith(
+        f"run.id={name!r} names a folder: letters, digits"
+    )
 
 
 @pytest.mark.parametrize("argument", ["+recipe=maze_cpu", "++recipe=maze_cpu", "recipe=maze_cpu"])

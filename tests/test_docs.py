@@ -15,7 +15,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 # Command -> the test that runs it, or its like with a wheel that lies on disk.
 MAIN = "skyrl.entrypoints.main_base +recipe=maze"
 OVERRIDE = "trainer.override_entrypoint=skyrl_maze.entrypoints.main_base +recipe=maze"
-WHEEL = "dist/skyrl_maze-0.1.0-py3-none-any.whl"
+WITH_WHEEL = ".venv/bin/uv run --with dist/skyrl_maze-0.1.0-py3-none-any.whl"
 EXTRA = "uv pip install --override override.txt 'skyrl_maze[cpu]'"
 ELSEWHERE = {
     "make rehearse": "test_rehearsal.py",
@@ -25,7 +25,7 @@ ELSEWHERE = {
     f"python -m skyrl.train.entrypoints.main_base {OVERRIDE}": "test_launch.py",
     "pip install 'skyrl_maze[gpu]'": "test_packaging.py",
     f"echo 'torch==2.13.0' > override.txt && {EXTRA}": "test_packaging.py",
-    f"VIRTUAL_ENV=$PWD/.venv UV_COMPILE_BYTECODE=1 .venv/bin/uv run --with {WHEEL} {MAIN}_cpu": "test_packaging.py",
+    f"VIRTUAL_ENV=$PWD/.venv UV_COMPILE_BYTECODE=1 {WITH_WHEEL} {MAIN}_cpu": "test_packaging.py",
 }
 
 
