@@ -93,7 +93,7 @@ def build_config(argv: list[str]) -> MazeTrainConfig:
         cfg = MazeTrainConfig.from_dict_config(OmegaConf.create(settings))
     except (ValueError, AssertionError, TypeError) as error:
         raise ConfigError(f"SkyRL refuses these settings: {error}") from error
-    problems = impossible(cfg)
+    problems = impossible(cfg) or _skyrl_problems(cfg)
     if problems:
         raise ConfigError.from_problems(f"{len(problems)} setting(s) cannot work:", problems)
     return typing.cast(MazeTrainConfig, cfg)
@@ -142,6 +142,17 @@ def impossible(cfg: MazeTrainConfig) -> list[str]:
         *_batch_problems(cfg),
         *_adapter_problems(cfg),
     ]
+
+
+def _skyrl_problems(cfg: MazeTrainConfig) -> list[str]:
+    """What SkyRL's own check says; it stops at the first."""
+    from skyrl.train.utils import validate_cfg
+
+    try:
+        validate_cfg(cfg)
+    except (AssertionError, ValueError, NotImplementedError) as error:
+        return [f"{error} (SkyRL's check)"]
+    return []
 
 
 def _training_set_problems(spec: MazeSetSpec) -> list[str]:

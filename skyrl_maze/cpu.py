@@ -73,22 +73,19 @@ def _patch_torch(torch: Any) -> None:
     torch.Tensor.cuda = lambda self, *_args, **_kwargs: self
 
     distributed = torch.distributed
-    distributed.init_process_group = _with_fixed(distributed.init_process_group, backend="gloo")
-    distributed.device_mesh.init_device_mesh = _on_cpu(distributed.device_mesh.init_device_mesh)
+    distributed.init_process_group = _with_first("gloo", distributed.init_process_group, "backend")
+    distributed.device_mesh.init_device_mesh = _with_first(
+        "cpu", distributed.device_mesh.init_device_mesh, "device_type"
+    )
 
 
-def _with_fixed(function: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
+def _with_first(value: str, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`function` with `value` for its first argument `name`, whatever the caller gives for it."""
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **{**kwargs, **fixed})
-
-    return call
-
-
-def _on_cpu(init_device_mesh: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(init_device_mesh)
-    def call(_device_type: str, *args: Any, **kwargs: Any) -> Any:
-        return init_device_mesh("cpu", *args, **kwargs)
+        kwargs.pop(name, None)
+        return function(value, *args[1:], **kwargs)
 
     return call
 

@@ -10,14 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from skyrl_maze import _compat, console, cpu, dataset, tiny
-from skyrl_maze.errors import ConfigError, SkyRLMazeError
+from skyrl_maze import _compat, console, cpu, dataset, recipes, tiny
+from skyrl_maze.errors import SkyRLMazeError
 from skyrl_maze.runlog import EventReader
 
 if TYPE_CHECKING:
     from skyrl_maze.config import MazeTrainConfig
 
 _POLL_S = 0.25
+_USAGE = """\
+Usage: skyrl.entrypoints.main_base +recipe=NAME [key=value ...]
+
+Train a vision-language model on mazes with SkyRL's GRPO trainer. NAME is one of these, or the path of a file:
+
+{recipes}
+
+Any setting of SkyRL or of the recipe can follow, for example:
+
+  skyrl.entrypoints.main_base +recipe=maze_cpu trainer.max_training_steps=2
+  skyrl.entrypoints.main_base +recipe=maze run.id=second trainer.policy.optimizer_config.lr=3.0e-5
+
+What a recipe is for and all it sets:  skyrl-maze recipes show NAME"""
 
 
 def launch(argv: list[str]) -> int:
@@ -25,6 +38,9 @@ def launch(argv: list[str]) -> int:
 
     0: done. 1: the run failed. 2: it could not start. 130: interrupted.
     """
+    if argv in ([], ["-h"], ["--help"]):
+        print(_USAGE.format(recipes="\n".join(f"  {name}" for name in recipes.names())))
+        return 0
     log: list[Path] = []
     try:
         _catch_signals()
@@ -33,6 +49,10 @@ def launch(argv: list[str]) -> int:
         return _fail(str(error), 2)
     except KeyboardInterrupt:
         return _fail("interrupted; all processes of the run are stopped", 130)
+    except ModuleNotFoundError as error:
+        return _fail(
+            f"{error} for {sys.executable}; run: pip install skyrl_maze, with the extra cpu or gpu", 2
+        )
     except Exception as error:
         where = f"; the whole story: {log[0]}" if log else ""
         return _fail(f"{_cause(error)}{where}", 1)
@@ -115,7 +135,6 @@ def _ray(cfg: "MazeTrainConfig", progress: console.Progress) -> Iterator[None]:
     """Ray as SkyRL starts it; on the way out nothing that it started is left."""
     import psutil
     import ray
-    from skyrl.train.utils import validate_cfg
     from skyrl.train.utils.utils import initialize_ray
 
     from skyrl_maze.config import needed_gpus
@@ -124,10 +143,6 @@ def _ray(cfg: "MazeTrainConfig", progress: console.Progress) -> Iterator[None]:
     if cfg.run.device == "cpu":
         cpu.prepare_environment(needed_gpus(cfg))
         cpu.configure(cfg)
-    try:
-        validate_cfg(cfg)
-    except (AssertionError, ValueError, NotImplementedError) as error:
-        raise ConfigError(f"SkyRL refuses these settings: {error}") from error
     try:
         initialize_ray(cfg)
         _catch_signals()  # Ray has put its own handlers, which abort the process, in their place

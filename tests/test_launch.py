@@ -10,7 +10,7 @@ import psutil
 import pytest
 import ray
 
-from skyrl_maze import launch
+from skyrl_maze import launch, recipes
 
 MAIN = [sys.executable, "-m", "skyrl_maze.entrypoints.main_base"]
 
@@ -46,6 +46,38 @@ def test_skyrls_own_command_reaches_this_entrypoint(tmp_path: Path) -> None:
     )
     assert done.returncode == 2, done.stderr
     assert "needs 6 GPU(s)" in _error(done)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_teaches_and_imports_nothing_heavy(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.launch(arguments) == 0
+    out = capsys.readouterr().out
+    assert "+recipe=NAME" in out
+    assert all(f"  {name}\n" in out for name in recipes.names())
+
+
+@pytest.mark.slow
+def test_a_missing_package_is_named(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['skyrl'] = None\n"
+        "from skyrl_maze.launch import launch; sys.exit(launch(['run.id=x']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "pip install skyrl_maze" in _error(done)
+
+
+@pytest.mark.slow
+def test_what_skyrl_refuses_is_said_before_anything_starts(tmp_path: Path) -> None:
+    done = _run(tmp_path, "+recipe=maze_cpu", "trainer.algorithm.advantage_estimator=grop")
+    assert done.returncode == 2
+    assert _error(done) == "error: 1 setting(s) cannot work:"
+    assert "invalid advantage_estimator: grop" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -280,6 +280,7 @@ def test_the_wheel_trains_outside_the_checkout(wheel: Path, tmp_path: Path, mode
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "training step 1 of 1" in done.stdout
-    steps = [json.loads(line) for line in (tmp_path / "runs/maze-cpu/metrics.jsonl").open(encoding="utf-8")]
+    text = (tmp_path / "runs/maze-cpu/metrics.jsonl").read_text(encoding="utf-8")
+    steps = [json.loads(line) for line in text.splitlines()]
     assert [record["step"] for record in steps] == [1]
     assert (tmp_path / "runs/maze-cpu/checkpoints/global_step_1/policy/lora_adapter").is_dir()
