@@ -84,31 +84,31 @@ def maze(
     theme: Annotated[str, typer.Option(help=f"Colours: {' or '.join(THEMES)}.")] = "tokens",
     path: Annotated[bool, typer.Option("--path", help="Mark a shortest path in the drawing.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Also write the picture that a model sees to this PNG.")
+        Path | None,
+        typer.Option(help="The PNG to write; by default maze-SIZE-SEED.png in this folder."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the PNG if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite another picture of that name.")] = False,
 ) -> None:
-    """Draw one maze, and say how it is solved.
+    """Draw one maze here and, as a model sees it, to a PNG; say how it is solved.
 
-    S is the start, G the goal. Example: skyrl-maze maze --size 9 --seed 3 --path --out maze.png
+    S is the start, G the goal. Example: skyrl-maze maze --size 9 --seed 3 --path
     """
     drawn = generate_maze(size, seed, braid)
     png = encode_png(drawn, drawn.start, theme)
-    if out is not None:
-        _write_png(out, png, force)
+    target = out or Path(f"maze-{size}-{seed}.png")
+    _write_png(target, png, force)
     console = Console(highlight=False)
     if not console.is_terminal:
         print("\n".join(line.rstrip() for line in _drawing(drawn, theme, path).plain.splitlines()))
     elif console.width >= 2 * size:
         console.print(_drawing(drawn, theme, path))
     else:
-        print(f"(a drawing needs {2 * size} columns; --out writes a picture)")
+        print(f"(a drawing needs {2 * size} columns; see the picture instead)")
     moves = drawn.shortest_path()
     print(f"key       {drawn.key}")
     print(f"shortest  {len(moves)} moves")
     print(f"moves     {' '.join(move.word for move in moves)}")
-    if out is not None:
-        print(f"picture   {out}")
+    print(f"picture   {target}")
 
 
 def _drawing(drawn: Maze, theme: str, path: bool) -> Text:
@@ -142,6 +142,8 @@ def _rgb(colour: tuple[int, int, int]) -> str:
 
 
 def _write_png(path: Path, png: bytes, force: bool) -> None:
+    if path.is_file() and path.read_bytes() == png:
+        return
     if path.exists() and not force:
         raise ConfigError(
             f"cannot write the picture {path}: it exists; give another name, or --force to overwrite it"

@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +21,9 @@ EASY, HARD = "visgym-easy-64", "visgym-hard-64"
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs `skyrl-maze ...` in this process; gives exit code, stdout and stderr."""
+def run(monkeypatch, capsys, tmp_path_factory):
+    """Runs `skyrl-maze ...` in this process, in a folder of its own; gives exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
     monkeypatch.setenv("COLUMNS", "100")
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "GITHUB_ACTIONS", "PY_COLORS"):
         monkeypatch.delenv(name, raising=False)
@@ -153,11 +155,14 @@ def test_a_maze_is_drawn_in_plain_text(run):
         f"key       {maze.key}",
         f"shortest  {len(maze.shortest_path())} moves",
         f"moves     {' '.join(move.word for move in maze.shortest_path())}",
+        "picture   maze-9-3.png",
     ]
+    run("maze", "--seed", 3)  # the same picture once more is no conflict
+    assert [path.name for path in Path.cwd().iterdir()] == ["maze-9-3.png"]
 
 
 def test_the_path_is_drawn_only_if_asked_for(run):
-    assert "." not in run("maze", "--seed", "3")[1]
+    assert "." not in "".join(run("maze", "--seed", "3")[1].splitlines()[:9])
 
 
 def test_a_terminal_gets_the_themes_colours(run, monkeypatch):
@@ -173,7 +178,7 @@ def test_a_terminal_gets_the_themes_colours(run, monkeypatch):
 
 def test_a_terminal_too_narrow_is_told(run, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "(a drawing needs 102 columns; --out writes a picture)" in run("maze", "--size", "51")[1]
+    assert "(a drawing needs 102 columns; see the picture instead)" in run("maze", "--size", "51")[1]
     assert "(a drawing" not in run("maze", "--size", "49")[1]
 
 
