@@ -14,12 +14,13 @@ from typing import Any
 # Ray counts these as GPUs, so that SkyRL's placement groups find what they ask for.
 _CPUS_FOR_PLACEMENT = 16
 _OBJECT_STORE_BYTES = 500_000_000
+# The tiny model's cache takes 1 kB a token: room for 64 episodes of 4,000 tokens.
+_KV_CACHE_BYTES = 256 * 2**20
 
 _ENVIRONMENT = {
     # Always a private Ray instance that dies with this process, never a cluster that happens to be up.
     "RAY_ADDRESS": "local",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -48,6 +49,7 @@ def configure(cfg: Any) -> None:
     engine.enforce_eager = True
     engine.distributed_executor_backend = "mp"
     engine.engine_init_kwargs.setdefault("worker_cls", "vllm.v1.worker.cpu_worker.CPUWorker")
+    engine.engine_init_kwargs.setdefault("kv_cache_memory_bytes", _KV_CACHE_BYTES)
 
     from skyrl.train.utils import utils
 

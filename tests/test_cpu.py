@@ -73,5 +73,6 @@ def test_the_engine_is_pointed_at_the_cpu_worker(monkeypatch: pytest.MonkeyPatch
     cpu.configure(SimpleNamespace(generator=SimpleNamespace(inference_engine=engine)))
     assert engine.enforce_eager
     assert engine.distributed_executor_backend == "mp"
-    assert engine.engine_init_kwargs == {"worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker"}
+    assert engine.engine_init_kwargs["worker_cls"] == "vllm.v1.worker.cpu_worker.CPUWorker"
+    assert engine.engine_init_kwargs["kv_cache_memory_bytes"] == 256 * 2**20
     assert utils.peer_access_supported(max_num_gpus_per_node=2) is False
