@@ -109,8 +109,11 @@ def test_forms_of_the_recipe_argument(argument):
     assert build_config([argument]).run.device == "cpu"
 
 
-def test_a_run_without_recipe():
-    cfg = build_config(["generator.vision_language_generator=true", "data.mazes.train.count=2048"])
+def test_a_run_without_recipe(monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    argv = ["generator.vision_language_generator=true", "data.mazes.train.count=2048"]
+    assert "WANDB_API_KEY" in only_problem(*argv)  # SkyRL's own default wants an account
+    cfg = build_config([*argv, "trainer.logger=console"])
     assert cfg.data.mazes.eval.name == "visgym-easy-64"
     assert cfg.run.root == str(Path("runs/maze").absolute())
 
