@@ -6,8 +6,19 @@ driver, the trainer task and each worker. It is idempotent.
 
 import importlib.machinery
 import logging
+import os
+import re
 import sys
 import types
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+if TYPE_CHECKING:
+    from loguru import Record
+
+_SECRET = re.compile("TOKEN|SECRET|PASSWORD|CREDENTIAL|_KEY")
+_SHORTEST_SECRET = 6
 
 
 def _refuse(*_args: object, **_kwargs: object) -> None:
@@ -52,7 +63,24 @@ def _quieten_finish_session() -> None:
     logging.getLogger(name).addFilter(_finished_sessions_are_not_news)
 
 
+def _hide_secrets() -> None:
+    """SkyRL logs the values of the variables that it hands to Ray, HF_TOKEN among them.
+
+    No public report was found. Goes when `prepare_runtime_environment` logs names only.
+    """
+    secrets = [
+        value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= _SHORTEST_SECRET
+    ]
+
+    def redact(record: "Record") -> None:
+        for secret in secrets:
+            record["message"] = record["message"].replace(secret, "***")
+
+    logger.configure(patcher=redact)
+
+
 def install() -> None:
     """Put every workaround in place."""
     _stand_in_for_flash_attn()
     _quieten_finish_session()
+    _hide_secrets()

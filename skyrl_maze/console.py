@@ -111,10 +111,15 @@ def _measured(event: dict[str, Any]) -> str:
     return "  ".join(f"{label} {event[name]:.3f}" for name, label in names.items() if name in event)
 
 
-def summary(cfg: "MazeTrainConfig") -> Table:
-    """The table at the end: solve rate before and after, steps, seconds a step, and where things lie."""
+def summary(cfg: "MazeTrainConfig", earlier_records: int = 0) -> Table:
+    """The table at the end: solve rate before and after, steps, seconds a step, and where things lie.
+
+    Args:
+        cfg: the run's config.
+        earlier_records: metric records that the folder held before this launch; they are left out.
+    """
     root = Path(cfg.run.root)
-    records = read_metrics(root)
+    records = read_metrics(root, skip=earlier_records)
     evaluated = [r["eval/solve_rate"] for r in records if "eval/solve_rate" in r]
     steps = [r for r in records if "timing/step" in r]
     table = Table(title="The run", show_header=False, title_justify="left")

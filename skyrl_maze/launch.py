@@ -12,7 +12,7 @@ from rich.console import Console
 
 from skyrl_maze import _compat, console, cpu, dataset, recipes, tiny
 from skyrl_maze.errors import SkyRLMazeError
-from skyrl_maze.runlog import EventReader
+from skyrl_maze.runlog import EventReader, read_metrics
 
 if TYPE_CHECKING:
     from skyrl_maze.config import MazeTrainConfig
@@ -93,24 +93,27 @@ def _run(argv: list[str], log: list[Path]) -> None:
     preflight.make_folders(cfg)
     for warning in preflight.ceiling_warnings(cfg):
         print(f"warning: {warning}", file=sys.stderr)
-    if cfg.run.console == "full":
-        _train(cfg, Console())
-        return
-    log.append(Path(cfg.run.root) / console.LOG_FILE)
-    with console.quiet_output(log[0]) as terminal:
-        try:
-            _train(cfg, terminal)
-        except BaseException:
-            traceback.print_exc()
-            raise
+    root = Path(cfg.run.root)
+    with preflight.sole_run(root):
+        if cfg.run.console == "full":
+            _train(cfg, Console())
+            return
+        log.append(root / console.LOG_FILE)
+        with console.quiet_output(log[0]) as terminal:
+            try:
+                _train(cfg, terminal)
+            except BaseException:
+                traceback.print_exc()
+                raise
 
 
 def _train(cfg: "MazeTrainConfig", terminal: Console) -> None:
+    earlier_records = len(read_metrics(Path(cfg.run.root)))
     with console.Progress(terminal) as progress:
         _prepare(cfg, progress)
         with _ray(cfg, progress):
             _watch(cfg, progress)
-    terminal.print(console.summary(cfg))
+    terminal.print(console.summary(cfg, earlier_records))
 
 
 def _prepare(cfg: "MazeTrainConfig", progress: console.Progress) -> None:

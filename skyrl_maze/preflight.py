@@ -1,11 +1,15 @@
 """What is looked at before anything starts: packages, GPUs, folders, and whether the mazes can be solved."""
 
+import contextlib
 import importlib.util
 import logging
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import filelock
 
 from skyrl_maze import dataset
 from skyrl_maze.config import MazeTrainConfig, needed_gpus
@@ -82,6 +86,23 @@ def make_folders(cfg: MazeTrainConfig) -> None:
                 f"{folder} has {free / 1e9:.1f} GB free and a run needs {_NEEDED_BYTES / 1e9:.0f} GB; "
                 "free some, or give another place with run.root=..."
             )
+
+
+@contextlib.contextmanager
+def sole_run(root: Path) -> Iterator[None]:
+    """Hold the run's folder; raise SetupError if another run that is alive holds it."""
+    lock = filelock.FileLock(root / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise SetupError(
+            f"another run is writing to {root}; "
+            "wait for it, or give this one a name of its own with run.id=..."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def ceiling_warnings(cfg: MazeTrainConfig) -> list[str]:

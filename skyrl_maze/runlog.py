@@ -59,9 +59,9 @@ class EventReader:
                 yield json.loads(line)
 
 
-def read_metrics(root: Path) -> list[dict[str, Any]]:
-    """The metric records of a run, oldest first; empty if there are none."""
+def read_metrics(root: Path, skip: int = 0) -> list[dict[str, Any]]:
+    """The metric records of a run, oldest first, without the first `skip`; empty if there are none."""
     path = root / METRICS_FILE
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[skip:]]

@@ -20,12 +20,21 @@ from typing import Any
 from skyrl_maze import __version__
 from skyrl_maze.actions import format_action
 from skyrl_maze.env import MazeConfig, MazeEnv
+from skyrl_maze.errors import SetupError
 from skyrl_maze.maze import Move, generate_maze
 
 MODEL_ID = "skyrl-maze/tiny-qwen3-vl"
 PATCH_PX = 8
 MERGE = 2
 _VOCABULARY_SIZE = 512
+# A cached model that lacks one of them was damaged, and is built anew.
+_FILES = (
+    "config.json",
+    "model.safetensors",
+    "processor_config.json",
+    "tokenizer.json",
+    "chat_template.jinja",
+)
 _SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -77,27 +86,36 @@ def build_tiny_model(
         max_turns: the turn budget that the task text names; the warm-up plays `warm_up.turns` of it.
         warm_up: length and seed of the warm-up.
         progress: called with (steps done, steps in all).
+
+    Raises:
+        SetupError: the cache cannot be written.
     """
     warm_up = warm_up or WarmUp()
     recipe = [asdict(env_config), list(maze_sizes), max_turns, asdict(warm_up)]
     settings = [__version__, recipe, _CHAT_TEMPLATE, _VOCABULARY_SIZE]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     target = cache_dir() / f"tiny-qwen3-vl-{digest}"
-    if target.is_dir():
+    if _complete(target):
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".tiny-", dir=target.parent))
+    episodes = _random_episodes(env_config, maze_sizes, max_turns, warm_up)
     try:
-        episodes = _random_episodes(env_config, maze_sizes, max_turns, warm_up)
-        _build(scratch, episodes, warm_up, progress)
-        os.replace(scratch, target)
-    except OSError:
+        shutil.rmtree(target, ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tiny-", dir=target.parent) as scratch:
+            _build(Path(scratch) / "model", episodes, warm_up, progress)
+            os.replace(Path(scratch) / "model", target)
+    except OSError as error:
         # Another process may have put the same model there first; its copy is as good.
-        if not target.is_dir():
-            raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        if not _complete(target):
+            raise SetupError(
+                f"cannot keep the tiny model in {target.parent}: {error.strerror or error}; "
+                "set XDG_CACHE_HOME to a folder that can be written and has 10 MB"
+            ) from error
     return target
+
+
+def _complete(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in _FILES)
 
 
 def _build(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from loguru import logger
 
 from skyrl_maze import _compat
 
@@ -36,6 +37,18 @@ def test_a_real_flash_attn_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "flash_attn", real)
     _compat.install()
     assert sys.modules["flash_attn"] is real
+
+
+def test_no_secret_of_the_environment_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_marker_value")
+    monkeypatch.setenv("WANDB_API_KEY", "wandb_marker_value")
+    monkeypatch.setenv("HF_HOME", "/visible/home")
+    _compat.install()
+    lines: list[str] = []
+    sink = logger.add(lines.append, format="{message}")
+    logger.info("Exporting `HF_TOKEN` to ray runtime env: hf_marker_value; wandb_marker_value; /visible/home")
+    logger.remove(sink)
+    assert lines == ["Exporting `HF_TOKEN` to ray runtime env: ***; ***; /visible/home\n"]
 
 
 def test_only_the_expected_404_is_quiet(caplog: pytest.LogCaptureFixture) -> None:

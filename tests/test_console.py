@@ -109,6 +109,9 @@ def test_the_table_names_rates_steps_and_places(tmp_path: Path) -> None:
     )
     stream = io.StringIO()
     Console(file=stream, width=200).print(summary(cfg))
+    again = io.StringIO()
+    Console(file=again, width=200).print(summary(cfg, earlier_records=3))
+    assert "solve rate" not in again.getvalue(), "what an earlier launch wrote is not this one's"
     rows = {
         cells[0].strip(): cells[1].strip()
         for line in stream.getvalue().splitlines()

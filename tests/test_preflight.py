@@ -1,6 +1,8 @@
 """Before anything starts, what the machine lacks is said in one line."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +93,20 @@ def test_a_folder_that_may_not_be_written_is_said(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "access", lambda *_args: False)
     with pytest.raises(SetupError, match="permission denied"):
         preflight.make_folders(_config("maze_cpu", f"run.root={tmp_path}"))
+
+
+def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
+    other = "import sys, pathlib; from skyrl_maze import _compat; _compat.install()\n"
+    other += (
+        "from skyrl_maze.preflight import sole_run\nwith sole_run(pathlib.Path(sys.argv[1])): print('held')"
+    )
+    command = [sys.executable, "-c", other, str(tmp_path)]
+    with preflight.sole_run(tmp_path):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert f"another run is writing to {tmp_path}; " in done.stderr
+    assert subprocess.run(command, capture_output=True, text=True, timeout=120).stdout.split()[-1:] == [
+        "held"
+    ]
 
 
 def test_a_budget_below_the_longest_path_is_warned_of() -> None:

@@ -8,6 +8,7 @@ import torch
 from skyrl_maze import tiny
 from skyrl_maze.actions import ParseFailure, parse_action
 from skyrl_maze.env import MazeConfig, MazeEnv
+from skyrl_maze.errors import SetupError
 from skyrl_maze.maze import generate_maze
 
 CONFIG = MazeConfig(theme="tokens", cell_px=16, grammar="keyword", goal_rule="reach")
@@ -40,6 +41,21 @@ def test_built_once_and_found_again(cache: Path) -> None:
     assert tiny.build_tiny_model(CONFIG, [7], 4, SHORT) != first, "other settings, other model"
     assert {path.name for path in (cache / "skyrl_maze").iterdir()} >= {first.name}
     assert not list((cache / "skyrl_maze").glob(".tiny-*")), "no scratch folder is left"
+
+
+@pytest.mark.slow
+def test_a_damaged_model_is_built_anew(cache: Path) -> None:
+    folder = tiny.build_tiny_model(CONFIG, [5], 4, SHORT)
+    (folder / "model.safetensors").unlink()
+    assert tiny.build_tiny_model(CONFIG, [5], 4, SHORT) == folder
+    assert (folder / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_a_cache_that_cannot_be_written_is_said(cache: Path) -> None:
+    (cache / "skyrl_maze").write_text("in the way", encoding="utf-8")
+    with pytest.raises(SetupError, match=r"cannot keep the tiny model in .*set XDG_CACHE_HOME"):
+        tiny.build_tiny_model(CONFIG, [5], 4, SHORT)
 
 
 @pytest.mark.slow
