@@ -95,7 +95,7 @@ def _read(path: Path) -> Settings:
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"))
         settings = _plain(OmegaConf.load(path)) if isinstance(root, yaml.MappingNode) else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError, OmegaConfBaseException) as error:
         raise ConfigError(f"cannot read recipe {path}: {' '.join(str(error).split())}") from error
     if settings is None:
         found = (

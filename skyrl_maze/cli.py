@@ -95,7 +95,8 @@ def maze(
     """
     drawn = generate_maze(size, seed, braid)
     png = encode_png(drawn, drawn.start, theme)
-    target = out or Path(f"maze-{size}-{seed}.png")
+    variant = (f"-braid{braid:g}" if braid else "") + (f"-{theme}" if theme != "tokens" else "")
+    target = out or Path(f"maze-{size}-{seed}{variant}.png")
     _write_png(target, png, force)
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -1,6 +1,7 @@
 """From a command line to a typed SkyRL config: recipe below, command line above, every problem at once."""
 
 import dataclasses
+import operator
 import re
 import typing
 from dataclasses import dataclass, field
@@ -136,6 +137,7 @@ def impossible(cfg: MazeTrainConfig) -> list[str]:
     """Settings that are well formed and cannot work, each with what would."""
     return [
         *_run_problems(cfg),
+        *_range_problems(cfg),
         *[f"environment.skyrl_gym.maze: {p}" for p in cfg.environment.skyrl_gym.maze.problems()],
         *[f"data.mazes.train.{p}" for p in _training_set_problems(cfg.data.mazes.train)],
         *[f"data.mazes.eval.{p}" for p in cfg.data.mazes.eval.problems()],
@@ -151,7 +153,7 @@ def _skyrl_problems(cfg: MazeTrainConfig) -> list[str]:
     try:
         validate_cfg(cfg)
     except (AssertionError, ValueError, NotImplementedError) as error:
-        return [f"{error} (SkyRL's check)"]
+        return [f"{error or type(error).__name__} (SkyRL's check)"]
     return []
 
 
@@ -188,12 +190,60 @@ def _run_problems(cfg: MazeTrainConfig) -> list[str]:
             f"trainer.ckpt_path and trainer.export_path are both {cfg.trainer.ckpt_path}; "
             "an export would delete the shards that a resume needs: keep them apart"
         )
-    if cfg.generator.max_turns < 1:
-        problems.append(f"generator.max_turns={cfg.generator.max_turns}: an episode has at least 1 turn")
     if not cfg.generator.vision_language_generator:
         problems.append("generator.vision_language_generator=false: the maze is a picture; set it to true")
     if cfg.environment.env_class != "maze":
         problems.append(f"environment.env_class={cfg.environment.env_class!r}: this entrypoint runs 'maze'")
+    return problems
+
+
+# Bounds that SkyRL does not check, and that would end a run long after its start.
+_RANGES = {
+    "trainer.policy.optimizer_config.lr": (0, 1),
+    "trainer.policy.model.lora.rank": (0, 4096),
+    "trainer.seed": (0, 2**32 - 1),
+    "trainer.epochs": (1, 10**9),
+    "trainer.eval_batch_size": (1, 10**9),
+    "trainer.max_prompt_length": (1, 10**9),
+    "generator.max_turns": (1, 10_000),
+    "generator.max_input_length": (1, 10**9),
+    "generator.eval_n_samples_per_prompt": (1, 10**9),
+    "generator.sampling_params.temperature": (0, 100),
+    "generator.sampling_params.top_p": (1e-9, 1),
+    "generator.sampling_params.max_generate_length": (1, 10**9),
+    "generator.eval_sampling_params.temperature": (0, 100),
+    "generator.eval_sampling_params.top_p": (1e-9, 1),
+    "generator.eval_sampling_params.max_generate_length": (1, 10**9),
+    "generator.inference_engine.num_engines": (1, 10_000),
+    "generator.inference_engine.tensor_parallel_size": (1, 10_000),
+    "generator.inference_engine.max_num_seqs": (1, 10**9),
+    "generator.inference_engine.gpu_memory_utilization": (0.01, 1),
+    "environment.skyrl_gym.max_env_workers": (0, 10_000),
+}
+_CHOICES = {
+    "trainer.strategy": ("fsdp",),
+    "trainer.logger": ("console", "wandb", "mlflow", "swanlab", "tensorboard"),
+    "trainer.resume_mode": ("latest", "none", "from_path", None),
+    "generator.inference_engine.model_dtype": ("auto", "bfloat16", "float16", "float32", "half", "float"),
+}
+
+
+def _range_problems(cfg: MazeTrainConfig) -> list[str]:
+    problems = []
+    for name, (low, high) in _RANGES.items():
+        value = operator.attrgetter(name)(cfg)
+        if not low <= value <= high:  # also true of NaN
+            problems.append(f"{name}={value}: must be from {low} to {high}")
+    for name, allowed in _CHOICES.items():
+        value = operator.attrgetter(name)(cfg)
+        if value not in allowed:
+            problems.append(f"{name}={value!r}{closest(value, filter(None, allowed))}; allowed: {allowed}")
+    if cfg.trainer.resume_mode == "from_path" and not cfg.trainer.resume_path:
+        problems.append("trainer.resume_mode=from_path: give trainer.resume_path as well")
+    if not cfg.trainer.policy.model.path:
+        problems.append("trainer.policy.model.path: give the folder or the hub id of a model")
+    if "://" in cfg.run.root:
+        problems.append(f"run.root={cfg.run.root}: must be a folder that all nodes see, not a cloud address")
     return problems
 
 

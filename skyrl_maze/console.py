@@ -123,6 +123,8 @@ def summary(cfg: "MazeTrainConfig", earlier_records: int = 0) -> Table:
     evaluated = [r["eval/solve_rate"] for r in records if "eval/solve_rate" in r]
     steps = [r for r in records if "timing/step" in r]
     table = Table(title="The run", show_header=False, title_justify="left")
+    table.add_column()
+    table.add_column(overflow="fold")  # a path that is cut cannot be copied
     if evaluated:
         table.add_row("solve rate before", f"{evaluated[0]:.3f}")
         table.add_row("solve rate after", f"{evaluated[-1]:.3f}")

@@ -18,8 +18,6 @@ _OBJECT_STORE_BYTES = 500_000_000
 _KV_CACHE_BYTES = 256 * 2**20
 
 _ENVIRONMENT = {
-    # Always a private Ray instance that dies with this process, never a cluster that happens to be up.
-    "RAY_ADDRESS": "local",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -28,12 +26,15 @@ _ENVIRONMENT = {
 
 
 def prepare_environment(gpus: int) -> None:
-    """Set what Ray and vLLM read from the environment; before `ray.init`. Explicit settings win.
+    """Set what Ray and vLLM read from the environment; before `ray.init`. Explicit settings win, but for
+    the address of a cluster.
 
     Args:
         gpus: logical GPUs that the run's placement groups will ask for.
     """
     resources = {"CPU": _CPUS_FOR_PLACEMENT, "GPU": gpus, "object_store_memory": _OBJECT_STORE_BYTES}
+    # Always a private Ray instance that dies with this process, never a cluster that happens to be named.
+    os.environ["RAY_ADDRESS"] = "local"
     os.environ.setdefault("RAY_OVERRIDE_RESOURCES", json.dumps(resources))
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)

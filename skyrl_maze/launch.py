@@ -1,6 +1,7 @@
 """The driver: check what can be checked, make what the run needs, start Ray, watch, report."""
 
 import contextlib
+import errno
 import signal
 import sys
 import traceback
@@ -45,17 +46,16 @@ def launch(argv: list[str]) -> int:
     try:
         _catch_signals()
         _run(argv, log)
-    except SkyRLMazeError as error:
-        return _fail(str(error), 2)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # Ray answers SIGTERM with the second while it starts
         return _fail("interrupted; all processes of the run are stopped", 130)
-    except ModuleNotFoundError as error:
-        return _fail(
-            f"{error} for {sys.executable}; run: pip install skyrl_maze, with the extra cpu or gpu", 2
-        )
     except Exception as error:
-        where = f"; the whole story: {log[0]}" if log else ""
-        return _fail(f"{_cause(error)}{where}", 1)
+        if isinstance(error, SkyRLMazeError) and not hasattr(error, "cause"):  # not out of a Ray task
+            return _fail(str(error), 2)
+        if log:
+            return _fail(f"{_cause(error)}; the whole story: {log[0].parent}", 1)
+        if isinstance(error, ModuleNotFoundError):
+            return _fail(f"{error} for {sys.executable}; run: pip install skyrl_maze, extra cpu or gpu", 2)
+        return _fail(_cause(error), 1)
     return 0
 
 
@@ -76,10 +76,20 @@ def _catch_signals() -> None:
 
 def _cause(error: BaseException) -> str:
     """What really went wrong, below the layers that Ray puts around it, in one line."""
-    while isinstance(inner := getattr(error, "cause", None) or error.__cause__, BaseException):
-        error = inner
+    while True:
+        if isinstance(inner := getattr(error, "cause", None), BaseException):
+            error = inner
+        elif error.__cause__ is not None and not isinstance(error, SkyRLMazeError):
+            error = error.__cause__
+        else:
+            break
+    if isinstance(error, SkyRLMazeError):
+        return str(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+    advice = ""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        advice = "; free some space, or give another folder with run.root=..."
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}{advice}"
 
 
 def _run(argv: list[str], log: list[Path]) -> None:
@@ -151,6 +161,8 @@ def _ray(cfg: "MazeTrainConfig", progress: console.Progress) -> Iterator[None]:
         _catch_signals()  # Ray has put its own handlers, which abort the process, in their place
         yield
     finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C may not interrupt the cleaning up
         started = psutil.Process().children(recursive=True)
         ray.shutdown()
         _, alive = psutil.wait_procs(started, timeout=5)

@@ -5,6 +5,7 @@ import importlib.util
 import logging
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,7 @@ def _cluster_gpus() -> int | None:
     """GPUs of the Ray cluster that this process would join; None if there is none."""
     import ray
 
+    _check_address(os.environ.get("RAY_ADDRESS", ""))
     try:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError:
@@ -60,6 +62,19 @@ def _cluster_gpus() -> int | None:
         return int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
     finally:
         ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Raise SetupError if a cluster is named that does not answer; Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise SetupError(
+            f"RAY_ADDRESS={address} names a Ray cluster that does not answer ({error}); start it, or unset it"
+        ) from None
 
 
 def make_folders(cfg: MazeTrainConfig) -> None:

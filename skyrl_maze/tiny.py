@@ -128,10 +128,17 @@ def _build(
 
     first = [next(episodes) for _ in range(32)]
     processor = _processor([_texts(episode) for episode in first])
-    with torch.random.fork_rng():
-        torch.manual_seed(warm_up.seed)
-        model = _model(processor.tokenizer)
-        _teach_format(model, processor, episodes, warm_up, progress)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(
+        1
+    )  # the same sums on every machine; and two builds at once do not starve each other
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(warm_up.seed)
+            model = _model(processor.tokenizer)
+            _teach_format(model, processor, episodes, warm_up, progress)
+    finally:
+        torch.set_num_threads(threads)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
 

@@ -292,7 +292,7 @@ def test_all_wrong_settings_are_named_at_once(recipe):
         ),
         ("run.device=gpu", "run.device='gpu'; did you mean 'cpu'?; allowed: cuda, cpu"),
         ("run.console=quiet", "run.console='quiet'; allowed: full, progress"),
-        ("generator.max_turns=0", "generator.max_turns=0: an episode has at least 1 turn"),
+        ("generator.max_turns=0", "generator.max_turns=0: must be from 1 to 10000"),
         (
             "generator.vision_language_generator=false",
             "generator.vision_language_generator=false: the maze is a ",
@@ -384,3 +384,31 @@ def test_ranks_and_gpus():
     assert (policy_ranks(apart), needed_gpus(apart)) == (2, 5)
     reference = ["trainer.algorithm.use_kl_loss=true", "trainer.placement.colocate_policy_ref=false"]
     assert needed_gpus(build_config([CPU, *reference])) == needed_gpus(build_config([CPU])) + 2
+
+
+# --- bounds
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "trainer.policy.optimizer_config.lr=.nan",
+        "trainer.policy.optimizer_config.lr=-1.0",
+        "generator.sampling_params.temperature=.inf",
+        "generator.sampling_params.max_generate_length=0",
+        "generator.inference_engine.num_engines=0",
+        "generator.inference_engine.gpu_memory_utilization=5.0",
+        "generator.inference_engine.model_dtype=banana",
+        "generator.max_turns=0",
+        "trainer.strategy=banana",
+        "trainer.logger=banana",
+        "trainer.resume_mode=banana",
+        "trainer.resume_mode=from_path",
+        "trainer.epochs=0",
+        "trainer.seed=-1",
+        "trainer.policy.model.path=null",
+    ],
+)
+def test_a_value_out_of_bounds_is_refused(setting):
+    name = setting.partition("=")[0]
+    assert name in refusal(CPU, setting)

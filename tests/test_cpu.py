@@ -57,7 +57,7 @@ def test_inert_where_cuda_is_present() -> None:
 
 
 def test_the_environment_gives_ray_logical_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "7"})
+    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "7", "RAY_ADDRESS": "10.0.0.1:6379"})
     cpu.prepare_environment(3)
     assert json.loads(os.environ["RAY_OVERRIDE_RESOURCES"])["GPU"] == 3
     assert os.environ["RAY_ADDRESS"] == "local"

@@ -11,6 +11,7 @@ import pytest
 import ray
 
 from skyrl_maze import launch, recipes
+from skyrl_maze.errors import DatasetError
 
 MAIN = [sys.executable, "-m", "skyrl_maze.entrypoints.main_base"]
 
@@ -95,7 +96,9 @@ def test_the_cause_is_found_below_rays_layers() -> None:
     assert launch._cause(outer) == "ValueError: what really happened"
     chained = RuntimeError("outer")
     chained.__cause__ = OSError(28, "No space left on device")
-    assert launch._cause(chained) == "OSError: [Errno 28] No space left on device"
+    assert launch._cause(chained).startswith("OSError: [Errno 28] No space left on device; free some space")
+    ours = ray.exceptions.RayTaskError("train", "trace", DatasetError("what to do")).as_instanceof_cause()
+    assert launch._cause(ours) == "what to do"
     assert launch._cause(RuntimeError()) == "RuntimeError: no message"
 
 

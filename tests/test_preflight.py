@@ -1,6 +1,7 @@
 """Before anything starts, what the machine lacks is said in one line."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,15 @@ def test_a_gpu_recipe_without_gpus_names_the_rehearsal(monkeypatch: pytest.Monke
     ) as caught:
         preflight.check_device(_config("maze"))
     assert "\n" not in str(caught.value)
+
+
+def test_a_named_cluster_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(SetupError, match=f"RAY_ADDRESS={address} names a Ray cluster that does not answer"):
+        preflight.check_device(_config("maze"))
 
 
 @pytest.mark.parametrize(("gpus", "fits"), [(5, False), (6, True), (8, True)])
