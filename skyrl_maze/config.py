@@ -205,6 +205,8 @@ _RANGES = {
     "trainer.epochs": (1, 10**9),
     "trainer.eval_batch_size": (1, 10**9),
     "trainer.max_prompt_length": (1, 10**9),
+    "trainer.ref.sequence_parallel_size": (1, 10_000),
+    "trainer.critic.sequence_parallel_size": (1, 10_000),
     "generator.max_turns": (1, 10_000),
     "generator.max_input_length": (1, 10**9),
     "generator.eval_n_samples_per_prompt": (1, 10**9),
@@ -216,6 +218,8 @@ _RANGES = {
     "generator.eval_sampling_params.max_generate_length": (1, 10**9),
     "generator.inference_engine.num_engines": (1, 10_000),
     "generator.inference_engine.tensor_parallel_size": (1, 10_000),
+    "generator.inference_engine.pipeline_parallel_size": (1, 10_000),
+    "generator.inference_engine.data_parallel_size": (1, 10_000),
     "generator.inference_engine.max_num_seqs": (1, 10**9),
     "generator.inference_engine.gpu_memory_utilization": (0.01, 1),
     "environment.skyrl_gym.max_env_workers": (0, 10_000),
@@ -256,6 +260,7 @@ def _batch_problems(cfg: MazeTrainConfig) -> list[str]:
         "trainer.policy_mini_batch_size": trainer.policy_mini_batch_size,
         "generator.n_samples_per_prompt": samples,
         "number of policy ranks": ranks,
+        "trainer.policy.sequence_parallel_size": trainer.policy.sequence_parallel_size,
     }
     problems = [f"{name}={size}: must be at least 1" for name, size in sizes.items() if size < 1]
     if problems:
@@ -267,6 +272,11 @@ def _batch_problems(cfg: MazeTrainConfig) -> list[str]:
                 f"trainer.{name}={getattr(trainer, name)} x {samples} samples = {trajectories} trajectories "
                 f"cannot be dealt evenly to {ranks} policy ranks"
             )
+    if ranks % trainer.policy.sequence_parallel_size:
+        problems.append(
+            f"trainer.policy.sequence_parallel_size={trainer.policy.sequence_parallel_size} does not divide "
+            f"the {ranks} policy ranks"
+        )
     if trainer.train_batch_size % trainer.policy_mini_batch_size:
         problems.append(
             f"trainer.train_batch_size={trainer.train_batch_size} is not a multiple of "

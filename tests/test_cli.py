@@ -161,6 +161,19 @@ def test_a_maze_is_drawn_in_plain_text(run):
     assert [path.name for path in Path.cwd().iterdir()] == ["maze-9-3.png"]
 
 
+def test_a_picture_is_named_after_all_that_it_shows(run):
+    run("maze")
+    run("maze", "--braid", "0.25")
+    run("maze", "--theme", "visgym")
+    run("maze", "--braid", "1", "--theme", "visgym", "--size", "7", "--path")
+    assert sorted(path.name for path in Path.cwd().iterdir()) == [
+        "maze-7-0-braid1-visgym.png",
+        "maze-9-0-braid0.25.png",
+        "maze-9-0-visgym.png",
+        "maze-9-0.png",
+    ]
+
+
 def test_the_path_is_drawn_only_if_asked_for(run):
     assert "." not in "".join(run("maze", "--seed", "3")[1].splitlines()[:9])
 
@@ -179,6 +192,7 @@ def test_a_terminal_gets_the_themes_colours(run, monkeypatch):
 def test_a_terminal_too_narrow_is_told(run, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "(a drawing needs 102 columns; see the picture instead)" in run("maze", "--size", "51")[1]
+    monkeypatch.setenv("COLUMNS", "98")
     assert "(a drawing" not in run("maze", "--size", "49")[1]
 
 

@@ -334,6 +334,14 @@ def test_all_wrong_settings_are_named_at_once(recipe):
             "trainer.train_batch_size=6",
             "trainer.train_batch_size=6 is not a multiple of trainer.policy_mini_batch_",
         ),
+        (
+            "trainer.policy.sequence_parallel_size=4",
+            "trainer.policy.sequence_parallel_size=4 does not divide the 2 policy ranks",
+        ),
+        (
+            "trainer.policy.sequence_parallel_size=0",
+            "trainer.policy.sequence_parallel_size=0: must be at least 1",
+        ),
     ],
 )
 def test_one_impossible_setting(argument, problem):
@@ -397,6 +405,10 @@ def test_ranks_and_gpus():
         "generator.sampling_params.temperature=.inf",
         "generator.sampling_params.max_generate_length=0",
         "generator.inference_engine.num_engines=0",
+        "generator.inference_engine.pipeline_parallel_size=0",
+        "generator.inference_engine.data_parallel_size=-1",
+        "trainer.ref.sequence_parallel_size=0",
+        "trainer.critic.sequence_parallel_size=0",
         "generator.inference_engine.gpu_memory_utilization=5.0",
         "generator.inference_engine.model_dtype=banana",
         "generator.max_turns=0",

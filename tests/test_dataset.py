@@ -184,6 +184,11 @@ def test_problems_name_the_field_and_what_is_allowed(spec, lines):
     assert spec.problems() == lines
 
 
+def test_weights_whose_sum_overflows_are_a_problem():
+    (line,) = MazeSetSpec(sizes=[7, 9], weights=[1e308, 1e308]).problems()
+    assert line.startswith("weights=[1e+308, 1e+308]: give one finite number")
+
+
 @pytest.mark.parametrize("weights", [[], [1.0, 1.0], [-1.0], [0.0], [float("nan")], [float("inf")]])
 def test_unusable_weights_are_a_problem(weights):
     (line,) = MazeSetSpec(weights=weights).problems()
@@ -297,6 +302,19 @@ def test_a_failed_write_leaves_nothing_and_says_where(tmp_path, monkeypatch, two
         "free space or give another place with data.mazes.folder=..."
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_scratch_file_lies_in_the_same_folder(tmp_path, monkeypatch, two_rows):
+    """A file is replaced in one go only within one file system."""
+    folders, replace = [], os.replace
+
+    def spy(scratch, path):
+        folders.append(Path(scratch).parent)
+        replace(scratch, path)
+
+    monkeypatch.setattr(os, "replace", spy)
+    write_rows(tmp_path / "mazes.parquet", two_rows)
+    assert folders == [tmp_path]
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch, two_rows):

@@ -237,6 +237,11 @@ def test_a_recipe_that_is_not_utf8(tmp_path):
     assert refusal(f"+recipe={path}").startswith(f"cannot read recipe {path}: 'utf-8' codec can't decode")
 
 
+def test_a_recipe_nested_without_end_is_refused(write):
+    path = write("mine.yaml", f"a: {'[' * 20_000}")
+    assert refusal(f"+recipe={path}").startswith(f"cannot read recipe {path}: maximum recursion depth")
+
+
 def test_header_and_about_read_the_first_comment_only(write):
     path = write(
         "mine.yaml", "# Purpose: one\n#           two.\n# Hardware: none\n\n# Launch: not here\na: 1\n"
