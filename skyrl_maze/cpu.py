@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-# Ray counts these as GPUs, so that SkyRL's placement groups find what they ask for.
+# CPUs that Ray counts, however few there are: SkyRL's placement groups ask for one a rank and engine.
 _CPUS_FOR_PLACEMENT = 16
 _OBJECT_STORE_BYTES = 500_000_000
 # The tiny model's cache takes 1 kB a token: room for 64 episodes of 4,000 tokens.
@@ -26,8 +26,9 @@ _ENVIRONMENT = {
 
 
 def prepare_environment(gpus: int) -> None:
-    """Set what Ray and vLLM read from the environment; before `ray.init`. Explicit settings win, but for
-    the address of a cluster.
+    """Set what Ray and vLLM read from the environment, before `ray.init`.
+
+    Settings that are there win, except the address of a cluster.
 
     Args:
         gpus: logical GPUs that the run's placement groups will ask for.

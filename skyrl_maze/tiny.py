@@ -129,9 +129,7 @@ def _build(
     first = [next(episodes) for _ in range(32)]
     processor = _processor([_texts(episode) for episode in first])
     threads = torch.get_num_threads()
-    torch.set_num_threads(
-        1
-    )  # the same sums on every machine; and two builds at once do not starve each other
+    torch.set_num_threads(1)  # two builds at once would starve each other, and sums would vary
     try:
         with torch.random.fork_rng():
             torch.manual_seed(warm_up.seed)
