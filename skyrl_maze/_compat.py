@@ -10,9 +10,12 @@ import os
 import re
 import sys
 import types
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
+
+from skyrl_maze.pictures import without_base64
 
 if TYPE_CHECKING:
     from loguru import Record
@@ -63,10 +66,11 @@ def _quieten_finish_session() -> None:
     logging.getLogger(name).addFilter(_finished_sessions_are_not_news)
 
 
-def _hide_secrets() -> None:
-    """SkyRL logs the values of the variables that it hands to Ray, HF_TOKEN among them.
+def _hide_secrets_and_base64() -> None:
+    """SkyRL logs the values of the variables that it hands to Ray, HF_TOKEN among them, and whole pictures.
 
-    No public report was found. Goes when `prepare_runtime_environment` logs names only.
+    No public report was found. Goes when `prepare_runtime_environment` logs names only and
+    `pretty_print_example` leaves `data:` addresses out.
     """
     secrets = [
         value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= _SHORTEST_SECRET
@@ -75,12 +79,43 @@ def _hide_secrets() -> None:
     def redact(record: "Record") -> None:
         for secret in secrets:
             record["message"] = record["message"].replace(secret, "***")
+        record["message"] = without_base64(record["message"])
 
     logger.configure(patcher=redact)
+
+
+def count_passes_by_success() -> None:
+    """With rewards per token, SkyRL calls an episode passed if its last token's reward is positive.
+
+    A shaped last turn turns success into failure and the other way round; the environment's own `success`
+    counts instead where it is reported. Episodes that report nothing were lost and take no part.
+    Reports: SkyRL issues 271 and 300. Goes when `get_metrics_from_generator_output` asks the environment.
+    """
+    from skyrl.train import evaluate, trainer
+    from skyrl.train.utils import trainer_utils
+
+    original = trainer_utils.get_metrics_from_generator_output
+    if original.__name__ == "by_success":
+        return
+
+    def by_success(generator_output: Any, uids: list[str]) -> Any:
+        reported = [metrics.get("success") for metrics in generator_output.get("env_metrics") or []]
+        rows = [i for i, success in enumerate(reported) if success is not None]
+        if not rows:
+            return original(generator_output, uids)
+        rewards = [generator_output["rewards"][i] for i in rows]
+        metrics = original({"rewards": rewards}, [uids[i] for i in rows])
+        groups = defaultdict(list)
+        for i in rows:
+            groups[uids[i]].append(reported[i] > 0)
+        return {**metrics, "pass_at_n": sum(map(any, groups.values())) / len(groups)}
+
+    for module in (trainer, evaluate, trainer_utils):
+        module.get_metrics_from_generator_output = by_success
 
 
 def install() -> None:
     """Put every workaround in place."""
     _stand_in_for_flash_attn()
     _quieten_finish_session()
-    _hide_secrets()
+    _hide_secrets_and_base64()

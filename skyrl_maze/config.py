@@ -14,13 +14,16 @@ from skyrl.train.config.config import (
     BaseConfig,
     DataConfig,
     EnvironmentConfig,
+    GeneratorConfig,
     SkyRLGymConfig,
     SkyRLTrainConfig,
 )
 
+from skyrl_maze import advantages
 from skyrl_maze.dataset import MazeSetSpec
 from skyrl_maze.env import MazeConfig
 from skyrl_maze.errors import ConfigError, closest
+from skyrl_maze.faults import RolloutConfig
 from skyrl_maze.recipes import read_settings
 
 DEVICES = ("cuda", "cpu")
@@ -39,6 +42,8 @@ class RunConfig(BaseConfig):
     """`cuda`, or `cpu` to rehearse without a GPU."""
     console: str = "full"
     """`full` prints all that SkyRL, Ray and vLLM say; `progress` one line a step, the rest to a log file."""
+    warm_up_steps: int = 200
+    """Supervised steps of the rehearsal's tiny model; 0 leaves it random, so that it may say anything."""
 
     def __post_init__(self) -> None:
         self.root = str(Path(self.root).expanduser().absolute())
@@ -70,12 +75,18 @@ class MazeEnvironmentConfig(EnvironmentConfig):
 
 
 @dataclass
+class MazeGeneratorConfig(GeneratorConfig):
+    rollouts: RolloutConfig = field(default_factory=RolloutConfig)
+
+
+@dataclass
 class MazeTrainConfig(SkyRLTrainConfig):
     """SkyRL's config with the sections of this package in it."""
 
     run: RunConfig = field(default_factory=RunConfig)
     data: MazeDataConfig = field(default_factory=MazeDataConfig)
     environment: MazeEnvironmentConfig = field(default_factory=MazeEnvironmentConfig)
+    generator: MazeGeneratorConfig = field(default_factory=MazeGeneratorConfig)
 
 
 def build_config(argv: list[str]) -> MazeTrainConfig:
@@ -141,7 +152,9 @@ def impossible(cfg: MazeTrainConfig) -> list[str]:
         *[f"environment.skyrl_gym.maze: {p}" for p in cfg.environment.skyrl_gym.maze.problems()],
         *[f"data.mazes.train.{p}" for p in _training_set_problems(cfg.data.mazes.train)],
         *[f"data.mazes.eval.{p}" for p in cfg.data.mazes.eval.problems()],
+        *[f"generator.rollouts.{p}" for p in cfg.generator.rollouts.problems()],
         *_batch_problems(cfg),
+        *_group_problems(cfg),
         *_adapter_problems(cfg),
     ]
 
@@ -150,6 +163,7 @@ def _skyrl_problems(cfg: MazeTrainConfig) -> list[str]:
     """What SkyRL's own check says; it stops at the first."""
     from skyrl.train.utils import validate_cfg
 
+    advantages.register()
     try:
         validate_cfg(cfg)
     except (AssertionError, ValueError, NotImplementedError) as error:
@@ -199,6 +213,7 @@ def _run_problems(cfg: MazeTrainConfig) -> list[str]:
 
 # Bounds that SkyRL does not check, and that would end a run long after its start.
 _RANGES = {
+    "run.warm_up_steps": (0, 1_000_000),
     "trainer.policy.optimizer_config.lr": (0, 1),
     "trainer.policy.model.lora.rank": (0, 4096),
     "trainer.seed": (0, 2**32 - 1),
@@ -288,6 +303,18 @@ def _batch_problems(cfg: MazeTrainConfig) -> list[str]:
             f"trainer.train_batch_size={trainer.train_batch_size}"
         )
     return problems
+
+
+def _group_problems(cfg: MazeTrainConfig) -> list[str]:
+    if (
+        cfg.trainer.algorithm.advantage_estimator == advantages.ESTIMATOR
+        and cfg.generator.n_samples_per_prompt == 1
+    ):
+        return [
+            "generator.n_samples_per_prompt=1: a group of one has no spread, nothing would be learned from "
+            f"trainer.algorithm.advantage_estimator={advantages.ESTIMATOR}; take at least 2"
+        ]
+    return []
 
 
 def _adapter_problems(cfg: MazeTrainConfig) -> list[str]:

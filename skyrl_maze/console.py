@@ -92,6 +92,8 @@ class Progress:
             self.doing(f"training step {event['step']} of {event['steps']}")
         elif kind == "measured":
             self._finish(_measured(event))
+        elif kind == "note":
+            self._console.print(f"  {event['text']}")
         elif kind == "saved":
             self._console.print(f"  saved step {event['step']}")
 
@@ -108,7 +110,10 @@ def _measured(event: dict[str, Any]) -> str:
         "eval/solve_rate": "evaluated",
         "reward/avg_raw_reward": "reward",
     }
-    return "  ".join(f"{label} {event[name]:.3f}" for name, label in names.items() if name in event)
+    said = [f"{label} {event[name]:.3f}" for name, label in names.items() if name in event]
+    if lost := event.get("generate/masked_episodes"):
+        said.append(f"episodes lost {lost:.0f}")
+    return "  ".join(said)
 
 
 def summary(cfg: "MazeTrainConfig", earlier_records: int = 0) -> Table:

@@ -12,67 +12,14 @@ from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_mo
 from skyrl.train.dataset import PromptDataset  # noqa: E402
 from skyrl.train.entrypoints.main_base import BasePPOExp  # noqa: E402
 from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
-from skyrl.train.utils.callbacks import CallbackInput, TrainingCallback, TrainingControl  # noqa: E402
+from skyrl.train.utils.trajectory_logging import TrajectoryLogger  # noqa: E402
 
+from skyrl_maze import advantages  # noqa: E402
 from skyrl_maze.config import MazeTrainConfig, policy_ranks  # noqa: E402
 from skyrl_maze.env import register  # noqa: E402
 from skyrl_maze.generator import MazeVLMGenerator  # noqa: E402
 from skyrl_maze.runlog import RunLog  # noqa: E402
-
-
-class Narrator(TrainingCallback):
-    """Tells the run's log what the trainer does, and gives the solve rate a plain name in every record."""
-
-    def __init__(self, log: RunLog) -> None:
-        self._log = log
-
-    def on_eval_start(
-        self, trainer: RayPPOTrainer, callback_input: CallbackInput, control: TrainingControl
-    ) -> None:
-        self._log.event("evaluating", step=callback_input.global_step)
-
-    def on_step_start(
-        self, trainer: RayPPOTrainer, callback_input: CallbackInput, control: TrainingControl
-    ) -> None:
-        self._log.event("training", step=callback_input.global_step, steps=callback_input.total_steps)
-
-    def on_save(
-        self, trainer: RayPPOTrainer, callback_input: CallbackInput, control: TrainingControl
-    ) -> None:
-        self._log.event("saved", step=callback_input.global_step, path=str(callback_input.ckpt_path))
-
-    def on_log(self, trainer: RayPPOTrainer, callback_input: CallbackInput, control: TrainingControl) -> None:
-        logs, step = callback_input.logs, callback_input.global_step
-        for name, source in (
-            ("train/solve_rate", "environment"),
-            ("eval/solve_rate", "eval/all/environment"),
-        ):
-            if f"{source}/solve_rate" in logs:
-                logs[name] = logs[f"{source}/solve_rate"]
-        self._log.metrics(step, logs)
-        shown = ("train/solve_rate", "eval/solve_rate", "reward/avg_raw_reward", "timing/step")
-        self._log.event(
-            "measured",
-            step=step,
-            steps=callback_input.total_steps,
-            **{name: float(logs[name]) for name in shown if name in logs},
-        )
-
-
-class MazeTrainer(RayPPOTrainer):
-    """SkyRL's trainer; only the classes of its ranks differ."""
-
-    def build_models(self, PolicyWorker: Any, CriticWorker: Any, RefWorker: Any) -> None:  # noqa: N803
-        from skyrl_maze import worker
-
-        super().build_models(worker.PolicyWorker, CriticWorker, worker.RefWorker)
-
-    async def train(self) -> None:
-        try:
-            await super().train()
-        finally:
-            # Here and not later: the client's connections belong to this event loop.
-            await self.inference_engine_client.teardown()
+from skyrl_maze.trainer import ChatLogger, MazeTrainer, Narrator  # noqa: E402
 
 
 class MazeExperiment(BasePPOExp):
@@ -110,7 +57,12 @@ class MazeExperiment(BasePPOExp):
             inference_engine_client=inference_engine_client,
             tokenizer=tokenizer,
             policy_model_name=resolve_policy_model_name(cfg),
+            model_path=cfg.trainer.policy.model.path,
+            notify=lambda text: self.log.event("note", text=text),
         )
+
+    def get_trajectory_logger(self) -> TrajectoryLogger:
+        return ChatLogger()
 
     def get_trainer(self, cfg: Any, **parts: Any) -> RayPPOTrainer:
         self.log.event("loading_policy", ranks=policy_ranks(cfg))
@@ -126,6 +78,7 @@ class MazeExperiment(BasePPOExp):
 
 @ray.remote(num_cpus=1, max_retries=0)
 def train(cfg: MazeTrainConfig) -> None:
-    """The trainer task. The environment is registered here: SkyRL's registry is one per process."""
+    """The trainer task. What SkyRL's registries hold is registered here: they are one per process."""
     register()
+    advantages.register()
     MazeExperiment(cfg).run()

@@ -1,85 +1,251 @@
-"""Rollouts: SkyRL's multimodal generator, made safe against what a policy may sample."""
+"""Rollouts: a multi-turn, multimodal generator for any skyrl_gym environment, token in and token out.
 
-import dataclasses
+Every turn the engine gets the ids so far and the pictures; what it samples is appended as it is, then the new
+observation, masked. So what is trained on is what was sampled, and a turn costs one picture.
+"""
+
+import contextvars
+import functools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from typing import Any
+from uuid import uuid4
 
+import torch
 from loguru import logger
+from skyrl.train.generators.base import (
+    TRAINING_PHASE_TRAIN,
+    GeneratorInput,
+    GeneratorOutput,
+    TrainingPhase,
+    TrajectoryID,
+)
 from skyrl.train.generators.skyrl_gym_generator import TrajectoryOutput
 from skyrl.train.generators.skyrl_vlm_generator import SkyRLVLMGymGenerator
 
-IMAGE_TOKEN = "<|image_pad|>"
-VISION_TOKENS = (IMAGE_TOKEN, "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
+from skyrl_maze.chat import ChatFormat
+from skyrl_maze.engine import Engine
+from skyrl_maze.faults import (
+    EpisodeError,
+    FaultInjector,
+    RolloutConfig,
+    RolloutError,
+    Tally,
+    logged_only,
+    retrying,
+)
+from skyrl_maze.pictures import PLACE, Message
+from skyrl_maze.player import PlayedEpisode, Player, new_env
+from skyrl_maze.trajectory import RULES, Picture, Trajectory, broken_rules
+from skyrl_maze.vision import context_window, model_config, vision_tokens
+
+_BANNED_BIAS = -100.0
+# The batch that runs in this context; the episodes of one `generate` share it.
+_BATCH: contextvars.ContextVar["_Batch"] = contextvars.ContextVar("batch")
 
 
-class _AnswersWithoutEndOfTurn:
-    """An inference client whose texts do not end in the end-of-turn token.
+@dataclass
+class EpisodeOutput(TrajectoryOutput):
+    """SkyRL's trajectory, and what it does not keep."""
 
-    SkyRL puts the text into the conversation as it comes, and the chat template closes the turn once more.
-    """
+    chat: list[Message] = field(default_factory=list)
+    """The conversation as people read it: texts, and each picture's size and hash."""
+    masked_because: str | None = None
+    """Why no gradient flows from it; None if one does."""
 
-    def __init__(self, client: Any, end_of_turn: str) -> None:
-        self._client = client
-        self._end_of_turn = end_of_turn
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    async def generate(self, *args: Any, **kwargs: Any) -> Any:
-        output = await self._client.generate(*args, **kwargs)
-        return {**output, "responses": [text.removesuffix(self._end_of_turn) for text in output["responses"]]}
+@dataclass
+class _Batch:
+    tally: Tally
+    outputs: list[EpisodeOutput] = field(default_factory=list)
 
 
 class MazeVLMGenerator(SkyRLVLMGymGenerator):
-    """Bans tokens that stand for pictures, and never lets a damaged trajectory reach the trainer.
+    """SkyRL's multimodal generator with a history of ids instead of a conversation that is rendered anew.
 
-    A sampled image token has no picture behind it, and sampled tokens that re-tokenise to fewer ones shift
-    the pictures that follow: the trainer stops at either.
+    It knows no environment. Faults stay in their episode: it is masked, and counted under `generate/`.
+
+    Args:
+        model_path: folder of the model's config and image processor; by default where the tokenizer is from.
+        notify: is told in a sentence what people should know; by default it is logged.
+
+    Raises:
+        ConfigError: the chat template does not let a conversation grow turn by turn.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        client = self.inference_engine_client
-        self.inference_engine_client: Any = _AnswersWithoutEndOfTurn(client, self.tokenizer.eos_token)
-        ids = self.tokenizer.convert_tokens_to_ids(list(VISION_TOKENS))
-        known = {i for i in ids if i is not None and i != self.tokenizer.unk_token_id}
-        self._ban = {str(token_id): -100.0 for token_id in sorted(known)}
-        self._image_id = ids[0]
+    def __init__(
+        self,
+        generator_cfg: Any,
+        skyrl_gym_cfg: Any,
+        inference_engine_client: Any,
+        tokenizer: Any,
+        policy_model_name: str | None = None,
+        model_path: str | None = None,
+        notify: Callable[[str], None] = logger.info,
+    ) -> None:
+        super().__init__(generator_cfg, skyrl_gym_cfg, inference_engine_client, tokenizer, policy_model_name)
+        model_path = model_path or getattr(tokenizer, "name_or_path", None)
+        config = model_config(model_path)
+        tokens = vision_tokens(tokenizer, config)
+        self._rollouts = RolloutConfig.of(generator_cfg)
+        self._image_id, self._banned_ids = tokens.image_id, tokens.banned_ids
+        chat = ChatFormat(
+            tokenizer, self.custom_chat_template, generator_cfg.chat_template_kwargs, tokens.banned_ids
+        )
+        self._engine = Engine(
+            inference_engine_client,
+            policy_model_name,
+            chat,
+            tokens.image_id,
+            model_path,
+            getattr(getattr(config, "vision_config", None), "spatial_merge_size", None),
+            self._rollouts,
+            notify,
+        )
+        self._player = Player(
+            chat,
+            self._engine,
+            self._rollouts,
+            FaultInjector(self._rollouts.fault_rate),
+            self.env_executor,
+            context_window(generator_cfg, config),
+        )
+
+    async def generate(self, input_batch: GeneratorInput, disable_tqdm: bool = False) -> GeneratorOutput:
+        """SkyRL's batch of episodes, with three more lists and the counts of what went wrong.
+
+        `chats` holds each conversation as people read it, `masked_because` why an episode carries no gradient
+        (None for those that do), and `rollout_metrics` the counts under `generate/`.
+
+        Raises:
+            RolloutError: more episodes were lost than `generator.rollouts.max_failed_share` allows.
+        """
+        batch = _Batch(Tally(episodes=len(input_batch["prompts"])))
+        token = _BATCH.set(batch)
+        try:
+            output = await super().generate(input_batch, disable_tqdm)
+        finally:
+            _BATCH.reset(token)
+        batch.tally.check(self._rollouts.max_failed_share)
+        # SkyRL keeps the lists of ids as they are and drops the rest, so a list tells its episode.
+        episodes = {id(episode.response_ids): episode for episode in batch.outputs}
+        ordered = [episodes[id(response_ids)] for response_ids in output["response_ids"]]
+        output["chats"] = [episode.chat for episode in ordered]
+        output["masked_because"] = [episode.masked_because for episode in ordered]
+        output["rollout_metrics"].update(batch.tally.metrics())
+        self._stand_ins(output)
+        return output
 
     async def agent_loop(
-        self, *args: Any, sampling_params: dict[str, Any] | None = None, **kwargs: Any
-    ) -> TrajectoryOutput:
-        """SkyRL's loop with the ban in its sampling parameters, and its result checked."""
-        if sampling_params is not None:
-            bias = {**(sampling_params.get("logit_bias") or {}), **self._ban}
-            sampling_params = {**sampling_params, "logit_bias": bias}
-        output = await super().agent_loop(*args, sampling_params=sampling_params, **kwargs)
-        if pictures_match(output, self._image_id):
-            return output
-        logger.warning("a trajectory holds image tokens without their pictures; it is masked")
-        return masked(output, self.tokenizer.eos_token_id)
+        self,
+        prompt: list[Message],
+        env_class: str,
+        env_extras: dict[str, Any],
+        max_tokens: int,
+        max_input_length: int,
+        sampling_params: dict[str, Any] | None = None,
+        trajectory_id: TrajectoryID | None = None,
+        cache_salt: str | None = None,
+        training_phase: TrainingPhase = TRAINING_PHASE_TRAIN,
+    ) -> EpisodeOutput:
+        """One episode, whatever happens in it; see SkyRL's method of the same name."""
+        started_s = time.monotonic()
+        batch = _BATCH.get(None) or _Batch(Tally(episodes=1))
+        tally = batch.tally
+        session_id = trajectory_id.to_string() if trajectory_id is not None else uuid4().hex
+        params = self._sampling_params(sampling_params, max_tokens)
+        make_env = functools.partial(new_env, env_class, self.skyrl_gym_cfg, env_extras, self.max_turns)
+        lost = None
+        try:
+            async for attempt in retrying(self._rollouts, tally):
+                with attempt:
+                    episode = PlayedEpisode(Trajectory(self._image_id, self._banned_ids))
+                    await self._player.play(
+                        episode, prompt, make_env, params, max_input_length, session_id, cache_salt, tally
+                    )
+        except EpisodeError as fault:
+            lost = (f"lost_{fault.kind}", str(fault))
+        finally:
+            with logged_only("finishing a session", logger.warning):
+                await self.inference_engine_client.finish_session(session_id)
+        if lost is None and (
+            broken := broken_rules(episode.trajectory, episode.shown_urls, self._engine.merge)
+        ):
+            tally.counts.update(f"violation_{rule}" for rule in broken)
+            lost = ("violations", "broken: " + "; ".join(RULES[rule] for rule in broken))
+        output = self._output(episode, lost is None, params.get("logprobs") is not None)
+        if lost is not None:
+            output.masked_because = lost[1]
+            tally.lost(*lost)
+            logger.warning(f"episode {session_id} is masked: {lost[1]}")
+        output.e2e_time = time.monotonic() - started_s
+        batch.outputs.append(output)
+        return output
 
+    def _sampling_params(self, given: dict[str, Any] | None, max_tokens: int) -> dict[str, Any]:
+        """The parameters of a turn, with the ban; the caller's own are left as they are."""
+        params = dict(asdict(self.generator_cfg.sampling_params) if given is None else given)
+        params.pop("max_generate_length", None)
+        params["max_tokens"] = params.get("max_tokens") or max_tokens
+        ban = {str(token): _BANNED_BIAS for token in sorted(self._banned_ids)}
+        if ban:
+            params["logit_bias"] = {**(params.get("logit_bias") or {}), **ban}
+        return params
 
-def pictures_match(output: TrajectoryOutput, image_id: int) -> bool:
-    """Whether the sequence holds as many image tokens as its pictures fill.
+    def _output(self, episode: PlayedEpisode, living: bool, with_logprobs: bool) -> EpisodeOutput:
+        """The episode for the trainer; a lost one is its opening, with its pictures, and one masked token."""
+        t = episode.trajectory
+        response, mask, logprobs, rewards = t.response_ids, t.loss_mask, t.logprobs, t.rewards
+        prompt_ids, pictures = t.prompt_ids, t.pictures
+        if not living:
+            response, mask, logprobs = [self._player.chat.end_of_turn_id], [0], [0.0]
+            rewards = [sum(filter(math.isfinite, rewards))]
+            pictures = [p for p, at in zip(t.pictures, t.offsets, strict=True) if at < len(t.prompt_ids)]
+            if sum(token == self._image_id for token in t.prompt_ids) != sum(p.tokens for p in pictures):
+                prompt_ids, pictures = [], []
+        return EpisodeOutput(
+            response_ids=response,
+            reward=rewards,
+            stop_reason=episode.stop_reason,
+            loss_mask=mask,
+            prompt_ids=prompt_ids,
+            rollout_logprobs=logprobs if with_logprobs else None,
+            env_metrics=episode.metrics,
+            pixel_values=torch.cat([p.pixel_values for p in pictures]) if pictures else None,
+            image_grid_thw=torch.tensor([p.grid for p in pictures]) if pictures else None,
+            time_splits=episode.seconds,
+            chat=episode.chat,
+        )
 
-    The first picture lies whole in the prompt, so it tells how many patches share a token.
-    """
-    if output.image_grid_thw is None:
-        return image_id not in output.prompt_ids + output.response_ids
-    patches = output.image_grid_thw.prod(dim=-1)
-    in_prompt, in_response = output.prompt_ids.count(image_id), output.response_ids.count(image_id)
-    return bool((in_prompt + in_response) * patches[0] == in_prompt * patches.sum())
+    def _stand_ins(self, output: GeneratorOutput) -> None:
+        """Give episodes that were lost before they opened a shortest prompt, in place.
 
+        It holds a picture of another episode if there is one: SkyRL's trainer takes pictures from all samples
+        of a batch or from none.
 
-def masked(output: TrajectoryOutput, end_of_turn_id: int) -> TrajectoryOutput:
-    """The trajectory cut to its prompt and one token that no gradient flows from; return and metrics stay."""
-    first = output.image_grid_thw[:1]
-    return dataclasses.replace(
-        output,
-        response_ids=[end_of_turn_id],
-        loss_mask=[0],
-        reward=[float(sum(output.reward))],
-        rollout_logprobs=None if output.rollout_logprobs is None else [0.0],
-        pixel_values=output.pixel_values[: int(first.prod())],
-        image_grid_thw=first,
-    )
+        Raises:
+            RolloutError: an episode that was not lost shows no picture while others do.
+        """
+        pixels, grids = output.get("pixel_values"), output.get("image_grid_thw")
+        lender = next((i for i, values in enumerate(pixels or []) if values is not None), None)
+        first: list[Picture] = []
+        if lender is not None:
+            grid = grids[lender][:1]
+            patches, tokens = pixels[lender][: int(grid.prod())], self._engine.tokens_of(grid)
+            first = [Picture("", tuple(grid[0].tolist()), tokens, patches)]
+        for i, reason in enumerate(output["masked_because"]):
+            if pixels is not None and pixels[i] is None and reason is None:
+                raise RolloutError(
+                    f"episode {i} of the batch shows no picture and others do; SkyRL takes pictures from all "
+                    "episodes or from none: let every observation that opens one hold a picture"
+                )
+            if not output["prompt_token_ids"][i] or (pixels is not None and pixels[i] is None):
+                short = Trajectory(self._image_id)
+                short.open(
+                    self._player.chat.opening([{"role": "user", "content": [PLACE] * len(first)}]), first
+                )
+                output["prompt_token_ids"][i] = short.prompt_ids
+                if first:
+                    pixels[i], grids[i] = first[0].pixel_values, grid

@@ -118,9 +118,14 @@ def _run(argv: list[str], log: list[Path]) -> None:
 
 
 def _train(cfg: "MazeTrainConfig", terminal: Console) -> None:
+    from skyrl_maze import preflight
+
     earlier_records = len(read_metrics(Path(cfg.run.root)))
     with console.Progress(terminal) as progress:
         _prepare(cfg, progress)
+        progress.doing("checking whether the longest episode fits")
+        for warning in preflight.check_budget(cfg):
+            terminal.print(f"warning: {warning}")
         with _ray(cfg, progress):
             _watch(cfg, progress)
     terminal.print(console.summary(cfg, earlier_records))
@@ -138,6 +143,7 @@ def _prepare(cfg: "MazeTrainConfig", progress: console.Progress) -> None:
             cfg.environment.skyrl_gym.maze,
             mazes.train.sizes,
             cfg.generator.max_turns,
+            tiny.WarmUp(steps=cfg.run.warm_up_steps),
             progress=lambda step, steps: progress.update(f"warm-up step {step} of {steps}"),
         )
         cfg.trainer.policy.model.path = cfg.trainer.ref.model.path = str(path)

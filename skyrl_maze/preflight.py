@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
+from skyrl.train.generators.utils import get_custom_chat_template
 
-from skyrl_maze import dataset
+from skyrl_maze import budget, dataset
+from skyrl_maze.chat import ChatFormat
 from skyrl_maze.config import MazeTrainConfig, needed_gpus
 from skyrl_maze.errors import SetupError
+from skyrl_maze.vision import PictureReader, context_window, model_config, vision_tokens
 
 _NEEDED_BYTES = 1_000_000_000
 
@@ -118,6 +121,37 @@ def sole_run(root: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def check_budget(cfg: MazeTrainConfig) -> list[str]:
+    """Raise SetupError if the longest episode does not fit the engine's limits.
+
+    Returns:
+        A line that says why it could not be checked, if it could not.
+    """
+    from transformers import AutoTokenizer
+
+    path = cfg.trainer.policy.model.path
+    try:
+        tokenizer, reader = AutoTokenizer.from_pretrained(path), PictureReader(path)
+    except (OSError, ValueError) as error:
+        return [
+            f"whether the longest episode fits could not be checked: {path} cannot be read here ({error})"
+        ]
+    config = model_config(path)
+    chat = ChatFormat(
+        tokenizer,
+        get_custom_chat_template(cfg.generator.chat_template),
+        cfg.generator.chat_template_kwargs,
+        vision_tokens(tokenizer, config).banned_ids,
+    )
+    longest = budget.longest_episode(cfg, chat, reader.tokens)
+    limits = cfg.generator.inference_engine.engine_init_kwargs.get("limit_mm_per_prompt") or {}
+    window = context_window(cfg.generator, config)
+    problems = longest.problems(window, cfg.generator.max_input_length, limits.get("image"))
+    if problems:
+        raise SetupError("the longest episode does not fit:\n  - " + "\n  - ".join(problems))
+    return []
 
 
 def ceiling_warnings(cfg: MazeTrainConfig) -> list[str]:

@@ -55,9 +55,41 @@ _CHAT_TEMPLATE = (
 )
 
 
+# 4 language layers of width 64 behind a 3-layer vision tower.
+_TEXT_CONFIG: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,  # vLLM's CPU attention takes no smaller heads
+    "max_position_embeddings": 4096,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "mrope_section": [8, 4, 4],
+        "mrope_interleaved": True,  # transformers takes it for granted, vLLM does not
+    },
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+}
+_VISION_CONFIG: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "depth": 3,
+    "num_heads": 2,
+    "patch_size": PATCH_PX,
+    "spatial_merge_size": MERGE,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 64,
+    "deepstack_visual_indexes": [0],
+}
+
+
 @dataclass(frozen=True)
 class WarmUp:
-    """How the answer format is taught."""
+    """How the answer format is taught; with no steps the model says anything."""
 
     steps: int = 200
     episodes_per_step: int = 6
@@ -92,7 +124,7 @@ def build_tiny_model(
     """
     warm_up = warm_up or WarmUp()
     recipe = [asdict(env_config), list(maze_sizes), max_turns, asdict(warm_up)]
-    settings = [__version__, recipe, _CHAT_TEMPLATE, _VOCABULARY_SIZE]
+    settings = [__version__, recipe, _CHAT_TEMPLATE, _VOCABULARY_SIZE, _TEXT_CONFIG, _VISION_CONFIG]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     target = cache_dir() / f"tiny-qwen3-vl-{digest}"
     if _complete(target):
@@ -206,38 +238,18 @@ def _processor(corpus: list[str]) -> Any:
 
 
 def _model(tokenizer: Any) -> Any:
-    """An untrained Qwen3-VL: 4 language layers of width 64 behind a 3-layer vision tower."""
+    """An untrained Qwen3-VL of that shape."""
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in _SPECIAL_TOKENS}
     config = Qwen3VLConfig(
         text_config={
+            **_TEXT_CONFIG,
             "vocab_size": len(tokenizer),
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 32,  # vLLM's CPU attention takes no smaller heads
-            "max_position_embeddings": 4096,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [8, 4, 4]},
-            "tie_word_embeddings": True,
-            "bos_token_id": None,
             "eos_token_id": ids["<|im_end|>"],
             "pad_token_id": ids["<|endoftext|>"],
         },
-        vision_config={
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "depth": 3,
-            "num_heads": 2,
-            "patch_size": PATCH_PX,
-            "spatial_merge_size": MERGE,
-            "temporal_patch_size": 2,
-            "out_hidden_size": 64,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0],
-        },
+        vision_config=_VISION_CONFIG,
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],
@@ -256,6 +268,8 @@ def _teach_format(
 ) -> None:
     import torch
 
+    if not warm_up.steps:
+        return
     optimizer = torch.optim.AdamW(model.parameters(), lr=warm_up.learning_rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, warm_up.learning_rate, total_steps=warm_up.steps

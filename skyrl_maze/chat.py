@@ -1,0 +1,129 @@
+"""A chat template as token ids: how a conversation opens, and what follows after each answer.
+
+A conversation is only ever appended to: the opening, the sampled ids, what follows, the next sampled ids.
+That is right for templates that write a conversation the way it grew, and `ChatFormat` refuses all others:
+one that drops earlier reasoning, say, would train the policy on histories that no chat server shows it.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from skyrl_maze.errors import ConfigError
+from skyrl_maze.pictures import Message
+
+_MARK = "the-answer-5e1f"  # an answer that no template contains, to find its place
+_QUESTION: Message = {"role": "user", "content": "q"}
+_ANSWERS = {
+    "answers": "plain",
+    "the reasoning in earlier answers": "<think>\nsome reasoning\n</think>\n\nplain",
+}
+
+
+class ChatFormat:
+    """Turns messages into ids with a tokenizer's chat template, or another one.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        template: a Jinja chat template to use instead of the tokenizer's own.
+        kwargs: further arguments of the template.
+        vision_ids: ids that stand for pictures; no text may form one.
+
+    Raises:
+        ConfigError: the template rewrites what came before, or closes no turn with a special token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: str | None = None,
+        kwargs: dict[str, Any] | None = None,
+        vision_ids: Iterable[int] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._kwargs = {**(kwargs or {}), **({"chat_template": template} if template else {})}
+        banned = tokenizer.convert_ids_to_tokens(list(vision_ids))
+        self._special = {*tokenizer.all_special_tokens, *banned}
+        self._special_pattern = re.compile("|".join(map(re.escape, sorted(self._special, reverse=True))))
+        self._hidden = {*tokenizer.all_special_ids, *vision_ids}
+        self._check()
+        self.end_of_turn_id = self._end_of_turn()
+
+    def opening(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a conversation's first messages and the start of the answer; one image token a picture."""
+        return self._encode(self._render(self._harmless(messages)))
+
+    def following(self, messages: Sequence[Message]) -> list[int]:
+        """Ids between an end-of-turn token and the next answer: new messages and the start of the answer."""
+        return self._encode(self._tail(self._harmless(messages)))[1:]
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of sampled ids, without special tokens."""
+        shown = [token for token in ids if token not in self._hidden and token != self.end_of_turn_id]
+        return str(
+            self._tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _render(self, messages: Sequence[Message], answer_follows: bool = True) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=answer_follows, **self._kwargs
+            )
+        )
+
+    def _tail(self, messages: Sequence[Message], answer_follows: bool = True) -> str:
+        """What the template writes after an answer, up to the start of the next one."""
+        asked = [_QUESTION, {"role": "assistant", "content": _MARK}, *messages]
+        _, mark, tail = self._render(asked, answer_follows).rpartition(_MARK)
+        if not mark:
+            raise ConfigError("the chat template leaves the assistant's answers out; give another one")
+        return tail
+
+    def _harmless(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with a space in every special token that their text spells out.
+
+        Text is data: an echo of `<|image_pad|>` may not become a picture, nor `<|im_end|>` end a turn.
+        """
+
+        def spaced(text: str) -> str:
+            return self._special_pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+
+        def clean(content: Any) -> Any:
+            if isinstance(content, str):
+                return spaced(content)
+            if isinstance(content, list):
+                return [
+                    {**part, "text": spaced(part["text"])}
+                    if isinstance(part, dict) and isinstance(part.get("text"), str)
+                    else part
+                    for part in content
+                ]
+            return content
+
+        return [{**message, "content": clean(message.get("content"))} for message in messages]
+
+    def _check(self) -> None:
+        for what, answer in _ANSWERS.items():
+            said = {"role": "assistant", "content": answer}
+            grown = self._render([_QUESTION]) + 2 * (answer + self._tail([_QUESTION]))
+            written = self._render([_QUESTION, said, _QUESTION, said, _QUESTION])
+            if grown != written:
+                raise ConfigError(
+                    f"the chat template rewrites {what}: a conversation that grows turn by turn would not be "
+                    "the one that it writes, so the policy would train on histories it never sees; use a "
+                    "checkpoint without thinking (-Instruct), or set generator.chat_template to a template "
+                    f"that keeps answers as they are\n  grown:   {grown!r}\n  written: {written!r}"
+                )
+
+    def _end_of_turn(self) -> int:
+        closing = self._encode(self._tail([], answer_follows=False))
+        if not closing or self._tokenizer.convert_ids_to_tokens(closing[0]) not in self._special:
+            raise ConfigError(
+                "the chat template closes an answer with no special token "
+                f"({self._tokenizer.decode(closing)!r}), so the end of a turn cannot be told; "
+                "set generator.chat_template to one that does"
+            )
+        return closing[0]

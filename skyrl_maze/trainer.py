@@ -1,0 +1,139 @@
+"""SkyRL's trainer with this package's workers, group statistics and readable examples put in."""
+
+from skyrl_maze import _compat
+
+_compat.install()
+
+from typing import Any  # noqa: E402
+
+from loguru import logger  # noqa: E402
+from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch  # noqa: E402
+from skyrl.train.generators.base import GeneratorInput, GeneratorOutput  # noqa: E402
+from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
+from skyrl.train.utils.callbacks import CallbackInput, TrainingCallback, TrainingControl  # noqa: E402
+from skyrl.train.utils.trajectory_logging import TrajectoryLogger, pretty_print_example  # noqa: E402
+
+from skyrl_maze.advantages import TOLERANCE, rows_without_signal  # noqa: E402
+from skyrl_maze.runlog import RunLog  # noqa: E402
+
+_compat.count_passes_by_success()
+
+
+class Narrator(TrainingCallback):
+    """Tells the run's log what the trainer does, and gives the solve rate a plain name in every record."""
+
+    def __init__(self, log: RunLog) -> None:
+        self._log = log
+
+    def on_eval_start(
+        self, trainer: RayPPOTrainer, callback_input: CallbackInput, control: TrainingControl
+    ) -> None:
+        self._log.event("evaluating", step=callback_input.global_step)
+
+    def on_step_start(
+        self, trainer: RayPPOTrainer, callback_input: CallbackInput, control: TrainingControl
+    ) -> None:
+        self._log.event("training", step=callback_input.global_step, steps=callback_input.total_steps)
+
+    def on_save(
+        self, trainer: RayPPOTrainer, callback_input: CallbackInput, control: TrainingControl
+    ) -> None:
+        self._log.event("saved", step=callback_input.global_step, path=str(callback_input.ckpt_path))
+
+    def on_log(self, trainer: RayPPOTrainer, callback_input: CallbackInput, control: TrainingControl) -> None:
+        logs, step = callback_input.logs, callback_input.global_step
+        for name, source in (
+            ("train/solve_rate", "environment"),
+            ("eval/solve_rate", "eval/all/environment"),
+        ):
+            if f"{source}/solve_rate" in logs:
+                logs[name] = logs[f"{source}/solve_rate"]
+        self._log.metrics(step, logs)
+        shown = (
+            "train/solve_rate",
+            "eval/solve_rate",
+            "reward/avg_raw_reward",
+            "generate/masked_episodes",
+            "timing/step",
+        )
+        self._log.event(
+            "measured",
+            step=step,
+            steps=callback_input.total_steps,
+            **{name: float(logs[name]) for name in shown if name in logs},
+        )
+
+
+class MazeTrainer(RayPPOTrainer):
+    """SkyRL's trainer; lost episodes take no part in its statistics, and its examples can be read."""
+
+    def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
+        # SkyRL prints the dataset's prompt and decoded image tokens; `generate` prints the conversation.
+        self._example_interval, cfg.trainer.print_example_interval = cfg.trainer.print_example_interval, 0
+        super().__init__(cfg, *args, **kwargs)
+
+    def build_models(self, PolicyWorker: Any, CriticWorker: Any, RefWorker: Any) -> None:  # noqa: N803
+        from skyrl_maze import worker
+
+        super().build_models(worker.PolicyWorker, CriticWorker, worker.RefWorker)
+
+    async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
+        output = await super().generate(input_batch)
+        if self._example_interval > 0 and self.global_step % self._example_interval == 0:
+            chat = output["chats"][0]
+            first = next((i for i, message in enumerate(chat) if message["role"] == "assistant"), len(chat))
+            response = "\n".join(f"[{message['role']}] {message['content']}" for message in chat[first:])
+            pretty_print_example(logger, chat[:first], response, output["rewards"][0])
+        return output
+
+    def postprocess_generator_output(
+        self, generator_output: GeneratorOutput, uids: list[str], *args: Any, **kwargs: Any
+    ) -> tuple[GeneratorOutput, list[str]]:
+        """SkyRL's step, whose zero-variance filter leaves rewards per token alone."""
+        filtered: set[int] = set()
+        algorithm = self.cfg.trainer.algorithm
+        if algorithm.zero_variance_filter and self.cfg.generator.n_samples_per_prompt > 1:
+            tolerance = max(TOLERANCE, algorithm.zero_variance_filter_tol)
+            masks = generator_output["loss_masks"]
+            filtered = set(rows_without_signal(generator_output["rewards"], uids, masks, tolerance))
+            generator_output["loss_masks"] = [
+                [0] * len(mask) if i in filtered else mask for i, mask in enumerate(masks)
+            ]
+        generator_output, uids = super().postprocess_generator_output(generator_output, uids, *args, **kwargs)
+        if algorithm.zero_variance_filter:
+            self.all_metrics["reward/num_zero_variance_filtered"] = len({uids[i] for i in filtered})
+        return generator_output, uids
+
+    def compute_advantages_and_returns(self, data: TrainingInputBatch) -> TrainingInputBatch:
+        """SkyRL's step, which shows the estimator no sample without a trainable token."""
+        response_mask = data["response_mask"]
+        data["response_mask"] = response_mask * data["loss_mask"].any(dim=-1, keepdim=True)
+        data = super().compute_advantages_and_returns(data)
+        data["response_mask"] = response_mask
+        return data
+
+    async def train(self) -> None:
+        try:
+            await super().train()
+        finally:
+            # Here and not later: the client's connections belong to this event loop.
+            await self.inference_engine_client.teardown()
+
+
+class ChatLogger(TrajectoryLogger):
+    """SkyRL's trajectory table with whole conversations, pictures named by size and hash."""
+
+    def log(self, *, prompts: list[Any], generator_output: dict[str, Any], **kwargs: Any) -> None:
+        chats = generator_output.get("chats") or prompts
+        super().log(prompts=chats, generator_output=generator_output, **kwargs)
+
+    def format_trajectory(
+        self,
+        prompt: Any,
+        response_token_ids: list[int] | None,
+        loss_mask: list[int] | None,
+        tokenizer: Any,
+        **kwargs: Any,
+    ) -> str:
+        """The conversation; the ids say the same once more."""
+        return str(super().format_trajectory(prompt, None, None, tokenizer, **kwargs))
