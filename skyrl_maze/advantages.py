@@ -72,7 +72,7 @@ def rows_without_signal(
         loss_masks: per token; a sample whose mask is all zero is not alive.
         tolerance: returns that differ by no more, relative to those above one, count as equal.
     """
-    returns = [sum(reward) if isinstance(reward, Sequence) else reward for reward in rewards]
+    returns = [reward if isinstance(reward, float | int) else sum(reward) for reward in rewards]
     living = [any(mask) for mask in loss_masks]
     groups = _groups(index, living)
     dull = {key for key, rows in groups.items() if not has_signal([returns[i] for i in rows], tolerance)}

@@ -9,15 +9,17 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jinja2
+from loguru import logger
+
 from skyrl_maze.errors import ConfigError
-from skyrl_maze.pictures import Message
+from skyrl_maze.pictures import PLACE, Message
 
 _MARK = "the-answer-5e1f"  # an answer that no template contains, to find its place
 _QUESTION: Message = {"role": "user", "content": "q"}
-_ANSWERS = {
-    "answers": "plain",
-    "the reasoning in earlier answers": "<think>\nsome reasoning\n</think>\n\nplain",
-}
+_SHOWN: Message = {"role": "user", "content": [PLACE, {"type": "text", "text": "q"}]}
+_REASONED = "<think>\nsome reasoning\n</think>\n\nplain"
+_ROUNDS = 8  # more than a template that keeps the last few messages would keep
 
 
 class ChatFormat:
@@ -45,6 +47,7 @@ class ChatFormat:
         banned = tokenizer.convert_ids_to_tokens(list(vision_ids))
         self._special = {*tokenizer.all_special_tokens, *banned}
         self._special_pattern = re.compile("|".join(map(re.escape, sorted(self._special, reverse=True))))
+        self._longest_special = max(map(len, self._special))
         self._hidden = {*tokenizer.all_special_ids, *vision_ids}
         self._check()
         self.end_of_turn_id = self._end_of_turn()
@@ -77,7 +80,7 @@ class ChatFormat:
     def _tail(self, messages: Sequence[Message], answer_follows: bool = True) -> str:
         """What the template writes after an answer, up to the start of the next one."""
         asked = [_QUESTION, {"role": "assistant", "content": _MARK}, *messages]
-        _, mark, tail = self._render(asked, answer_follows).rpartition(_MARK)
+        _, mark, tail = self._render(asked, answer_follows).partition(_MARK)
         if not mark:
             raise ConfigError("the chat template leaves the assistant's answers out; give another one")
         return tail
@@ -94,36 +97,63 @@ class ChatFormat:
         def clean(content: Any) -> Any:
             if isinstance(content, str):
                 return spaced(content)
-            if isinstance(content, list):
-                return [
-                    {**part, "text": spaced(part["text"])}
-                    if isinstance(part, dict) and isinstance(part.get("text"), str)
-                    else part
-                    for part in content
-                ]
-            return content
+            if not isinstance(content, list):
+                return content
+            parts, before = [], ""  # a token may have begun at the end of the part before
+            for part in content:
+                text = part.get("text") if isinstance(part, dict) else part
+                if not isinstance(text, str):
+                    parts.append(part)
+                    before = ""
+                    continue
+                text = spaced(text)
+                if self._special_pattern.search(before + text):
+                    text = f" {text}"
+                parts.append({**part, "text": text} if isinstance(part, dict) else text)
+                before = (before + text)[-self._longest_special :]
+            return parts
 
         return [{**message, "content": clean(message.get("content"))} for message in messages]
 
     def _check(self) -> None:
-        for what, answer in _ANSWERS.items():
-            said = {"role": "assistant", "content": answer}
-            grown = self._render([_QUESTION]) + 2 * (answer + self._tail([_QUESTION]))
-            written = self._render([_QUESTION, said, _QUESTION, said, _QUESTION])
-            if grown != written:
-                raise ConfigError(
-                    f"the chat template rewrites {what}: a conversation that grows turn by turn would not be "
-                    "the one that it writes, so the policy would train on histories it never sees; use a "
-                    "checkpoint without thinking (-Instruct), or set generator.chat_template to a template "
-                    f"that keeps answers as they are\n  grown:   {grown!r}\n  written: {written!r}"
-                )
+        self._check_growth("answers", _QUESTION, "plain")
+        self._check_growth("the reasoning in earlier answers", _QUESTION, _REASONED)
+        try:
+            self._check_growth("the pictures of earlier turns", _SHOWN, "plain")
+        except (TypeError, jinja2.TemplateError) as error:
+            logger.info(f"the chat template takes no pictures: {error}")
+        if self._grown(_QUESTION, " plain\n") != self._written(_QUESTION, " plain\n"):
+            logger.warning(
+                "the chat template trims the blanks around an answer; training keeps them as sampled"
+            )
+
+    def _check_growth(self, what: str, question: Message, answer: str) -> None:
+        grown, written = self._grown(question, answer), self._written(question, answer)
+        if grown != written:
+            raise ConfigError(
+                f"the chat template rewrites {what}: a conversation that grows turn by turn would not be the "
+                "one that it writes, so the policy would train on histories that no chat server shows it; "
+                "use a checkpoint without thinking (-Instruct), or set generator.chat_template to a template "
+                f"that keeps what was said\n  grown:   {grown[:400]!r}\n  written: {written[:400]!r}"
+            )
+
+    def _grown(self, question: Message, answer: str) -> str:
+        return self._render([question]) + _ROUNDS * (answer + self._tail([question]))
+
+    def _written(self, question: Message, answer: str) -> str:
+        return self._render([*_ROUNDS * [question, {"role": "assistant", "content": answer}], question])
 
     def _end_of_turn(self) -> int:
         closing = self._encode(self._tail([], answer_follows=False))
-        if not closing or self._tokenizer.convert_ids_to_tokens(closing[0]) not in self._special:
+        going_on = self._encode(self._tail([_QUESTION]))
+        if (
+            not closing
+            or closing[:1] != going_on[:1]
+            or self._tokenizer.convert_ids_to_tokens(closing[0]) not in self._special
+        ):
             raise ConfigError(
-                "the chat template closes an answer with no special token "
-                f"({self._tokenizer.decode(closing)!r}), so the end of a turn cannot be told; "
-                "set generator.chat_template to one that does"
+                "the chat template closes an answer with no special token, or with another one at the end "
+                f"({self._tokenizer.decode(going_on[:1])!r}, {self._tokenizer.decode(closing[:1])!r}), "
+                "so the end of a turn cannot be told; set generator.chat_template to one that does"
             )
         return closing[0]

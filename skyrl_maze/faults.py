@@ -7,6 +7,7 @@ not answer, or answered nonsense) are tried again: a wrong answer to a wrong req
 import asyncio
 import contextlib
 import random
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, fields
@@ -20,6 +21,8 @@ from skyrl_maze.errors import SkyRLMazeError, closest
 PICTURE_WAYS = ("auto", "files", "tensors")
 _LONGEST_WAIT_S = 10.0
 _CAUSES_SHOWN = 5
+# Ports, addresses and durations would tell equal causes apart.
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)*")
 # Statuses below 500 that say "later", not "never".
 _PASSING_STATUSES = (408, 425, 429)
 
@@ -106,7 +109,7 @@ class Tally:
         """One episode is masked, because of `cause`; counted as `generate/<name>`."""
         self.counts["masked_episodes"] += 1
         self.counts[name] += 1
-        self.causes[cause] += 1
+        self.causes[_NUMBERS.sub("#", cause)] += 1
 
     def metrics(self) -> dict[str, int]:
         """All counts under `generate/`; the two that people look for are there even if nothing happened."""
@@ -114,9 +117,9 @@ class Tally:
         return {f"generate/{name}": count for name, count in sorted({**always, **self.counts}.items())}
 
     def check(self, max_failed_share: float) -> None:
-        """Raise RolloutError if no episode, or more than the allowed share of them, was lost."""
+        """Raise RolloutError if more than the allowed share of episodes was lost, or all of them."""
         lost = self.counts["masked_episodes"]
-        if not lost or (lost < self.episodes and lost <= max_failed_share * self.episodes):
+        if not lost or (lost < self.episodes and lost / self.episodes <= max_failed_share):
             return
         shown = [f"{count} x {cause}" for cause, count in self.causes.most_common(_CAUSES_SHOWN)]
         if len(self.causes) > _CAUSES_SHOWN:
@@ -132,6 +135,8 @@ def is_passing(error: BaseException) -> bool:
     """Whether `error` may go away by itself: a connection, a timeout, a server that is busy or fell over."""
     if isinstance(error, EpisodeError):
         return error.passing
+    if isinstance(error, SkyRLMazeError):
+        return False
     status = getattr(error, "status", None)  # aiohttp.ClientResponseError
     if isinstance(status, int) and 400 <= status < 500:
         return status in _PASSING_STATUSES
@@ -166,7 +171,7 @@ async def answered(call: Awaitable[Any], timeout_s: float, who: str) -> Any:
 
 
 def cause_of(error: BaseException) -> str:
-    """One line on an error, without the numbers and addresses that tell equal causes apart."""
+    """One line on an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
 

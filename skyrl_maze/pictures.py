@@ -12,14 +12,17 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from skyrl_maze.errors import SkyRLMazeError
 
 Message = dict[str, Any]
 
 PLACE = {"type": "image"}  # what chat templates look for where a picture stands
-_DATA_URL = re.compile(r"data:(image/[\w.+-]+);base64,([A-Za-z0-9+/=_-]+)")
+# The look-ahead parts two addresses that stand side by side.
+_DATA_URL = re.compile(
+    r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,((?:(?!data:)[A-Za-z0-9+/=_-])+)", re.IGNORECASE
+)
 
 
 class PictureError(SkyRLMazeError, ValueError):
@@ -73,7 +76,7 @@ def data_of(url: str) -> bytes:
         PictureError: the address is of another kind, or its base64 is damaged.
     """
     match = _DATA_URL.fullmatch(url)
-    if match is None:
+    if match is None or not (match[1] or "").lower().startswith("image/"):
         raise PictureError(
             f"cannot read the picture at {url[:40]!r}: only data:image/...;base64, addresses are read here"
         )
@@ -84,8 +87,10 @@ def data_of(url: str) -> bytes:
 
 
 def describe(url: str) -> str:
-    """A picture in words, such as `[image/png 96x96 sha256:1a2b3c4d5e6f]`; other addresses as they are."""
+    """A picture in words, such as `[image/png 96x96 sha256:1a2b3c4d5e6f]`; links as they are."""
     match = _DATA_URL.fullmatch(url)
+    if match is None and url.lstrip()[:5].lower() == "data:":
+        return f"[data that is no picture, {len(url)} characters]"
     return _described(match) if match else url
 
 
@@ -99,7 +104,7 @@ def _described(match: re.Match[str]) -> str:
         data = base64.b64decode(match[2], validate=True)
         with Image.open(io.BytesIO(data)) as image:
             size = "x".join(map(str, image.size))
-    except (binascii.Error, UnidentifiedImageError, OSError, ValueError):
+    except (binascii.Error, OSError, ValueError, Image.DecompressionBombError):
         return f"[{match[1]}, not a picture, {len(match[2])} characters]"
     return f"[{match[1]} {size} sha256:{hashlib.sha256(data).hexdigest()[:12]}]"
 

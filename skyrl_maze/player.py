@@ -151,11 +151,14 @@ class Player:
         try:
             emptied, urls = take_out(messages)
             episode.chat += readable(messages)
-            pictures = await self.engine.pictures(urls, tally)
+            ids = as_ids(emptied)
         except PictureError as error:
             raise EpisodeError("picture", str(error)) from error
+        except Exception as error:
+            raise EpisodeError("environment", f"its messages cannot be read: {cause_of(error)}") from error
+        pictures = await self.engine.pictures(urls, tally)
         episode.shown_urls += urls
-        return as_ids(emptied), pictures
+        return ids, pictures
 
     async def _ask_env(self, episode: PlayedEpisode, func: Callable[..., Any], *args: Any) -> Any:
         """A call of the environment, in a thread; EpisodeError for whatever goes wrong in it.

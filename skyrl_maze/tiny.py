@@ -78,7 +78,6 @@ _VISION_CONFIG: dict[str, Any] = {
     "intermediate_size": 128,
     "depth": 3,
     "num_heads": 2,
-    "patch_size": PATCH_PX,
     "spatial_merge_size": MERGE,
     "temporal_patch_size": 2,
     "out_hidden_size": 64,
@@ -124,7 +123,8 @@ def build_tiny_model(
     """
     warm_up = warm_up or WarmUp()
     recipe = [asdict(env_config), list(maze_sizes), max_turns, asdict(warm_up)]
-    settings = [__version__, recipe, _CHAT_TEMPLATE, _VOCABULARY_SIZE, _TEXT_CONFIG, _VISION_CONFIG]
+    shape = [_CHAT_TEMPLATE, _VOCABULARY_SIZE, _TEXT_CONFIG, _VISION_CONFIG, PATCH_PX]
+    settings = [__version__, recipe, shape]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     target = cache_dir() / f"tiny-qwen3-vl-{digest}"
     if _complete(target):
@@ -144,6 +144,23 @@ def build_tiny_model(
                 "set XDG_CACHE_HOME to a folder that can be written and has 10 MB"
             ) from error
     return target
+
+
+def save_random_model(folder: Path, corpus: Sequence[str], patch_px: int = PATCH_PX) -> None:
+    """Save an untrained model of the same shape, whose tokenizer is trained on `corpus`.
+
+    Args:
+        folder: where to; made if it is not there.
+        corpus: texts that the tokenizer shall know the words of.
+        patch_px: side of a vision patch; 16 gives the picture geometry of the published Qwen3-VL.
+    """
+    import torch
+
+    processor = _processor(list(corpus), patch_px)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        _model(processor.tokenizer, patch_px).save_pretrained(folder)
+    processor.save_pretrained(folder)
 
 
 def _complete(folder: Path) -> bool:
@@ -201,7 +218,7 @@ def _texts(chat: list[dict[str, Any]]) -> str:
     return "\n".join(parts)
 
 
-def _processor(corpus: list[str]) -> Any:
+def _processor(corpus: list[str], patch_px: int = PATCH_PX) -> Any:
     """A Qwen3-VL processor whose byte-level BPE is trained on `corpus`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer, Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
@@ -224,10 +241,10 @@ def _processor(corpus: list[str]) -> Any:
         additional_special_tokens=list(_SPECIAL_TOKENS),
     )
     geometry: dict[str, Any] = {
-        "patch_size": PATCH_PX,
+        "patch_size": patch_px,
         "merge_size": MERGE,
         "temporal_patch_size": 2,
-        "size": {"shortest_edge": (PATCH_PX * MERGE) ** 2, "longest_edge": 1024 * 1024},
+        "size": {"shortest_edge": (patch_px * MERGE) ** 2, "longest_edge": 1024 * 1024},
     }
     return Qwen3VLProcessor(
         image_processor=Qwen2VLImageProcessor(**geometry),
@@ -237,7 +254,7 @@ def _processor(corpus: list[str]) -> Any:
     )
 
 
-def _model(tokenizer: Any) -> Any:
+def _model(tokenizer: Any, patch_px: int = PATCH_PX) -> Any:
     """An untrained Qwen3-VL of that shape."""
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
@@ -249,7 +266,7 @@ def _model(tokenizer: Any) -> Any:
             "eos_token_id": ids["<|im_end|>"],
             "pad_token_id": ids["<|endoftext|>"],
         },
-        vision_config=_VISION_CONFIG,
+        vision_config={**_VISION_CONFIG, "patch_size": patch_px},
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],

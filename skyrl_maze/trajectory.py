@@ -57,8 +57,9 @@ class Trajectory:
     pictures: list[Picture] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     """Where each picture begins in the whole sequence."""
-    engine_prompts: list[np.ndarray] = field(default_factory=list)
-    """What the engine says it was given, turn by turn."""
+    engine_prompts: list[tuple[int, np.ndarray]] = field(default_factory=list)
+    """What the engine says it was given, turn by turn, and how many ids the sequence had then."""
+    _paid_at: int | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)
@@ -88,8 +89,9 @@ class Trajectory:
 
     def sample(self, ids: Sequence[int], logprobs: Sequence[float] | None, prompt: Sequence[int]) -> None:
         """Append what the policy sampled when it was given `prompt`."""
-        self.engine_prompts.append(np.asarray(prompt, dtype=np.int64))
+        self.engine_prompts.append((len(self), np.asarray(prompt, dtype=np.int64)))
         self._append(ids, 1, [0.0] * len(ids) if logprobs is None else logprobs)
+        self._paid_at = len(self.response_ids) - 1 if ids else None
 
     def close_turn(self, end_of_turn_id: int, sampled: int) -> None:
         """Append the end-of-turn token, masked, unless it is the last of the `sampled` ids."""
@@ -98,9 +100,7 @@ class Trajectory:
 
     def reward(self, amount: float) -> None:
         """Pay for the turn that ended: on its last sampled token, or on the last token if it has none."""
-        start = len(self.response_ids) - 1
-        paid = start - 1 if self.loss_mask[-1] == 0 and start and self.loss_mask[start - 1] else start
-        self.rewards[paid] += amount
+        self.rewards[-1 if self._paid_at is None else self._paid_at] += amount
 
     def expanded_length(self, ids: Sequence[int], pictures: Sequence[Picture]) -> int:
         """How many ids `observe` would append."""
@@ -142,17 +142,18 @@ def broken_rules(trajectory: Trajectory, shown_urls: Sequence[str], merge: int |
     """
     t, ids = trajectory, np.asarray(trajectory.ids, dtype=np.int64)
     lengths = {len(t.response_ids), len(t.loss_mask), len(t.rewards), len(t.logprobs)}
-    expected = [offset + i for offset, p in zip(t.offsets, t.pictures, strict=True) for i in range(p.tokens)]
+    places = zip(t.offsets, t.pictures, strict=False)
+    expected = [offset + i for offset, picture in places for i in range(picture.tokens)]
     standing = np.flatnonzero(ids == t.image_id).tolist() if t.image_id is not None else []
     filled = [merge is not None and math.prod(p.grid) == p.tokens * merge**2 for p in t.pictures]
     sampled = (token for token, mask in zip(t.response_ids, t.loss_mask, strict=False) if mask)
     holds = {
-        "prefix": all(np.array_equal(ids[: len(prompt)], prompt) for prompt in t.engine_prompts),
+        "prefix": all(np.array_equal(ids[:length], prompt) for length, prompt in t.engine_prompts),
         "lengths": len(lengths) == 1 and bool(t.response_ids),
-        "image_tokens": standing == expected and all(filled),
+        "image_tokens": standing == expected and all(filled) and len(t.offsets) == len(t.pictures),
         "pictures": [p.url for p in t.pictures] == list(shown_urls)
         and all(len(p.pixel_values) == math.prod(p.grid) for p in t.pictures),
         "sampled_vision_token": t.banned_ids.isdisjoint(sampled),
-        "finite": all(map(math.isfinite, [*t.logprobs, *t.rewards])),
+        "finite": all(isinstance(x, int | float) and math.isfinite(x) for x in [*t.logprobs, *t.rewards]),
     }
     return [rule for rule in RULES if not holds[rule]]

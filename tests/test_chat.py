@@ -173,8 +173,6 @@ REWRITERS = {
         answer="message.content if loop.last else message.content.split('</think>')[-1].lstrip('\n')"
     ),
     "an empty thought before the answer, not in history": EMPTY_THOUGHT,
-    "answers are stripped": template(answer="message.content | trim"),
-    "answers lose blanks at their end": template(answer="message.content.rstrip()"),
     "earlier answers are shortened": template(answer="message.content if loop.last else message.content[:3]"),
     "only the last messages are shown": template(listed="messages[-3:]"),
     "all but the last answer are left out": template(answer="message.content if loop.last else ''"),
@@ -192,7 +190,7 @@ def test_a_template_that_rewrites_history_is_refused(tokenizer, source):
 def test_the_refusal_says_what_to_do_and_shows_both_texts(tokenizer):
     with pytest.raises(ConfigError, match="rewrites the reasoning in earlier answers") as caught:
         ChatFormat(tokenizer, REWRITERS["reasoning of all answers is dropped"])
-    assert "set generator.chat_template to a template that keeps answers as they are" in str(caught.value)
+    assert "set generator.chat_template to a template that keeps what was said" in str(caught.value)
     assert r"some reasoning\n</think>\n\nplain<|im_end|>" in str(caught.value)
 
 
@@ -204,7 +202,7 @@ def test_a_template_that_leaves_answers_out_is_refused(tokenizer, answer):
 
 @pytest.mark.parametrize("closing", ["'\n'", "''", "' <|im_end|>'", "'</answer>\n'"])
 def test_a_template_that_closes_turns_with_no_special_token_is_refused(tokenizer, closing):
-    with pytest.raises(ConfigError, match=r"closes an answer with no special token .* cannot be told"):
+    with pytest.raises(ConfigError, match=r"closes an answer with no special token.* cannot be told"):
         ChatFormat(tokenizer, template(closing=closing))
 
 
@@ -289,3 +287,15 @@ def test_the_text_of_an_answer_keeps_its_blanks_and_loses_its_end(tokenizer, for
     ids = encode(tokenizer, answer)
     assert formats["plain"].text([*ids, formats["plain"].end_of_turn_id]) == answer
     assert formats["plain"].text([]) == ""
+
+
+def test_a_template_that_trims_answers_is_said(tokenizer, capfd):
+    from loguru import logger
+
+    said = []
+    handler = logger.add(said.append, level="WARNING")
+    try:
+        ChatFormat(tokenizer, template(answer="message.content | trim"))
+    finally:
+        logger.remove(handler)
+    assert "trims the blanks" in said[0]

@@ -100,8 +100,12 @@ def test_a_cause_is_one_line():
 
 
 @pytest.mark.parametrize("message", ["<Env at 0x7f{}> is closed", "10.0.0.{}:8000 refused", "took 1.{} s"])
-def test_equal_causes_read_equal_whatever_numbers_they_name(message):
-    assert cause_of(OSError(message.format(17))) == cause_of(OSError(message.format(23)))
+def test_equal_causes_count_as_one_whatever_numbers_they_name(message):
+    tally = Tally(episodes=2)
+    for number in (17, 23):
+        tally.lost("lost_engine", cause_of(OSError(message.format(number))))
+    with pytest.raises(RolloutError, match="2 x OSError"):
+        tally.check(0.5)
 
 
 def tally_of(lost, episodes):

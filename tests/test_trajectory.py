@@ -220,7 +220,7 @@ def test_a_changed_id_in_what_the_engine_was_given_is_found(episode, data):
 )
 def test_an_engine_that_was_given_something_else_is_found(given):
     t = sample_episode()
-    t.engine_prompts[0] = np.asarray(given, dtype=np.int64)
+    t.engine_prompts[0] = (len(t.prompt_ids), np.asarray(given, dtype=np.int64))
     assert rules(t) == ["prefix"]
 
 
