@@ -21,7 +21,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,9 +57,11 @@ MAX_MODEL_LEN = 8192
 START_LIMIT_S = 300
 ENV = "slides"
 
-# Run by the server's Python: vLLM, with one byte appended to a file for every picture that it prepares.
+# Run by the server's Python: vLLM as SkyRL serves it; a file grows by one byte for every picture prepared.
 SERVER = """
-import os, sys
+import os, runpy
+from skyrl_maze import _compat
+_compat.install()
 from transformers.models.qwen2_vl import image_processing_qwen2_vl as module
 from transformers.image_utils import make_flat_list_of_images
 for name in ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast"):
@@ -70,9 +72,7 @@ for name in ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast"):
                 file.write(b"." * len(make_flat_list_of_images(images)))
             return _original(self, images, *args, **kwargs)
         cls.preprocess = preprocess
-from vllm.entrypoints.cli.main import main
-sys.argv = ["vllm", "serve", *sys.argv[1:]]
-main()
+runpy.run_module("skyrl.backends.skyrl_train.inference_servers.vllm_server_actor", run_name="__main__")
 """
 
 
@@ -103,7 +103,7 @@ class Slides(BaseTextEnv):
         return BaseTextEnvStepOutput(observations=observations, reward=0.0, done=done, metadata={})
 
     def _show(self) -> dict[str, Any]:
-        maze = generate_maze(9, seed=1000 * self.row["episode"] + self.turns)
+        maze = generate_maze(9, seed=100 * self.row["episode"] + self.turns)
         url = png_data_uri(maze, maze.start, "tokens", cell_px=32)
         parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "Where to?"}]
         return {"role": "user", "content": parts}
@@ -119,9 +119,11 @@ def server(folder: Path, cache_gb: float, max_turns: int) -> Iterator[tuple[str,
     counted.touch()
     arguments = {
         "--served-model-name": "base",
+        "--host": "127.0.0.1",
         "--port": port,
         "--max-model-len": MAX_MODEL_LEN,
         "--dtype": "float32",
+        "--worker-cls": "vllm.v1.worker.cpu_worker.CPUWorker",
         "--mm-processor-cache-gb": cache_gb,
         "--limit-mm-per-prompt": json.dumps({"image": max_turns}),
         "--kv-cache-memory-bytes": 512 * 2**20,
@@ -132,7 +134,7 @@ def server(folder: Path, cache_gb: float, max_turns: int) -> Iterator[tuple[str,
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    command = [sys.executable, "-c", SERVER, str(folder / "model"), "--enforce-eager"]
+    command = [sys.executable, "-c", SERVER, "--model", str(folder / "model"), "--enforce-eager"]
     command += [str(part) for pair in arguments.items() for part in pair]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -159,64 +161,95 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -
             time.sleep(0.5)
         else:
             return
-    raise SystemExit(f"error: the server did not start; its last lines:\n{log.read_text(errors='replace')[-2000:]}")
-
-
-async def measure(
-    generator_class: type, url: str, counted: Path, model: Path, turns: int, episodes: list[int]
-) -> Measured:
-    """Play the episodes at once and count."""
-    transferred = 0
-
-    async def count(_session: Any, _context: Any, params: Any) -> None:
-        nonlocal transferred
-        transferred += len(params.chunk)
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    client = RemoteInferenceClient(
-        proxy_url=url, server_urls=[url], data_parallel_size=1, model_name="base", tokenizer=tokenizer
+    raise SystemExit(
+        f"error: the server did not start; its last lines:\n{log.read_text(errors='replace')[-2000:]}"
     )
-    tracing = aiohttp.TraceConfig()
-    tracing.on_request_chunk_sent.append(count)
-    tracing.on_response_chunk_received.append(count)
-    session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(keepalive_timeout=2),
-        timeout=aiohttp.ClientTimeout(total=None),
-        trace_configs=[tracing],
-    )
-    client._get_generate_client()._sessions[asyncio.get_running_loop()] = session
-    answer = tokenizer.encode("x")  # one token that no other merges with: the stock generator re-tokenises
-    params = {
-        "max_tokens": ANSWER_TOKENS,
-        "min_tokens": ANSWER_TOKENS,
-        "temperature": 0.0,
-        "logprobs": 1,
-        "allowed_token_ids": answer,
-    }
-    engine = InferenceEngineConfig(engine_init_kwargs={"max_model_len": MAX_MODEL_LEN})
-    config = GeneratorConfig(
-        max_turns=turns,
-        max_input_length=MAX_MODEL_LEN - ANSWER_TOKENS,
-        sampling_params=SamplingParams(max_generate_length=ANSWER_TOKENS),
-        inference_engine=engine,
-    )
-    config.rollouts = RolloutConfig(retries=0)
-    generator = generator_class(config, SkyRLGymConfig(), client, tokenizer)
-    before, started = counted.stat().st_size, time.monotonic()
-    batch = {
-        "prompts": [[] for _ in episodes],
-        "env_classes": [ENV] * len(episodes),
-        "env_extras": [{"episode": episode, "turns": turns} for episode in episodes],
-        "sampling_params": params,
-    }
-    output = await generator.generate(batch, disable_tqdm=True)
-    seconds = time.monotonic() - started
-    await client.teardown()
-    answered = [sum(mask) for mask in output["loss_masks"]]
-    assert answered == [turns * ANSWER_TOKENS] * len(episodes), f"not all turns were played: {answered}"
-    per_episode = len(episodes)
-    prepared = counted.stat().st_size - before
-    return Measured(prepared / per_episode, transferred / per_episode, seconds / per_episode)
+
+
+class Side:
+    """One of the two generators, with a client of its own whose bytes are counted."""
+
+    def __init__(self, generator_class: type, url: str, counted: Path, model: Path, rounds: int) -> None:
+        self._counted, self._transferred, self._next_episode = counted, 0, 10_000 * rounds
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        self._client = RemoteInferenceClient(
+            proxy_url=url, server_urls=[url], data_parallel_size=1, model_name="base", tokenizer=tokenizer
+        )
+        answer = tokenizer.encode("x")  # one token that no other merges with: stock rollouts re-tokenise
+        self._params = {
+            "max_tokens": ANSWER_TOKENS,
+            "min_tokens": ANSWER_TOKENS,
+            "temperature": 0.0,
+            "logprobs": 1,
+            "allowed_token_ids": answer,
+        }
+        config = GeneratorConfig(
+            max_turns=max(GROWTH),
+            max_input_length=MAX_MODEL_LEN - ANSWER_TOKENS,
+            sampling_params=SamplingParams(max_generate_length=ANSWER_TOKENS),
+            inference_engine=InferenceEngineConfig(engine_init_kwargs={"max_model_len": MAX_MODEL_LEN}),
+        )
+        config.rollouts = RolloutConfig(retries=0)
+        self._generator = generator_class(config, SkyRLGymConfig(), self._client, tokenizer)
+
+    async def open(self) -> None:
+        """Connect, and play two turns: what is done once a run lies before what is measured."""
+        tracing = aiohttp.TraceConfig()
+        tracing.on_request_chunk_sent.append(self._count)
+        tracing.on_response_chunk_received.append(self._count)
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(keepalive_timeout=2),
+            timeout=aiohttp.ClientTimeout(total=None),
+            trace_configs=[tracing],
+        )
+        self._client._get_generate_client()._sessions[asyncio.get_running_loop()] = session
+        await self.play(turns=2, episodes=1)
+
+    async def play(self, turns: int, episodes: int) -> Measured:
+        """Play the episodes at once and count; each shows pictures that no other shows."""
+        rows = [{"episode": self._next_episode + i, "turns": turns} for i in range(episodes)]
+        self._next_episode += episodes
+        prepared, transferred = self._counted.stat().st_size, self._transferred
+        started = time.monotonic()
+        batch = {
+            "prompts": [[] for _ in rows],
+            "env_classes": [ENV] * episodes,
+            "env_extras": rows,
+            "sampling_params": self._params,
+        }
+        output = await self._generator.generate(batch, disable_tqdm=True)
+        seconds = time.monotonic() - started
+        answered = [sum(mask) for mask in output["loss_masks"]]
+        if answered != [turns * ANSWER_TOKENS] * episodes:
+            raise RuntimeError(f"not all of {turns} turns of {ANSWER_TOKENS} tokens were played: {answered}")
+        prepared, transferred = self._counted.stat().st_size - prepared, self._transferred - transferred
+        return Measured(prepared / episodes, transferred / episodes, seconds / episodes)
+
+    async def close(self) -> None:
+        await self._client.teardown()
+
+    async def _count(self, _session: Any, _context: Any, params: Any) -> None:
+        self._transferred += len(params.chunk)
+
+
+async def compare(
+    url: str, counted: Path, model: Path, turns: int, episodes: int, say: Callable[[str], None]
+) -> tuple[dict[int, Measured], Measured]:
+    """This package at several lengths, and SkyRL's generator at `turns`."""
+    ours = Side(MazeVLMGenerator, url, counted, model, 1)
+    stock = Side(SkyRLVLMGymGenerator, url, counted, model, 2)
+    say("warming up")
+    await ours.open()
+    await stock.open()
+    growth = {}
+    for length in sorted({*GROWTH, turns}):
+        say(f"this package, {length} turns")
+        growth[length] = await ours.play(length, episodes)
+    say(f"SkyRL's generator, {turns} turns; about {turns**2 * episodes / 7:.0f} s")
+    theirs = await stock.play(turns, episodes)
+    await ours.close()
+    await stock.close()
+    return growth, theirs
 
 
 def main(
@@ -236,22 +269,9 @@ def main(
         save_random_model(folder / "model", ["user assistant Where to?"], patch_px=16)
         status.update("starting a vLLM server")
         with server(folder, cache_gb, max(*GROWTH, turns)) as (url, counted):
-            first = 0
-
-            def play(side: type, played_turns: int) -> Measured:
-                nonlocal first  # every episode shows pictures of its own, so no side finds another's cached
-                numbers = list(range(first, first + episodes))
-                first += episodes
-                return asyncio.run(measure(side, url, counted, folder / "model", played_turns, numbers))
-
-            status.update("warming up")
-            play(MazeVLMGenerator, 2)
-            growth = {}
-            for length in sorted({*GROWTH, turns}):
-                status.update(f"this package, {length} turns")
-                growth[length] = play(MazeVLMGenerator, length)
-            status.update(f"SkyRL's generator, {turns} turns; about {turns**2 * episodes / 7:.0f} s")
-            stock = play(SkyRLVLMGymGenerator, turns)
+            growth, stock = asyncio.run(
+                compare(url, counted, folder / "model", turns, episodes, status.update)
+            )
     ours = growth[turns]
     console.print(_comparison(ours, stock, turns, episodes, cache_gb))
     console.print(_growth(growth))

@@ -63,7 +63,7 @@ _TEXT_CONFIG: dict[str, Any] = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 32,  # vLLM's CPU attention takes no smaller heads
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 8192,
     "rope_parameters": {
         "rope_type": "default",
         "rope_theta": 10_000.0,

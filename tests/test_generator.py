@@ -19,6 +19,7 @@ from skyrl_maze import _compat
 _compat.install()
 
 import torch  # noqa: E402
+from fake_engine import FakeEngine, logprob, random_policy  # noqa: E402
 from skyrl.train.config import GeneratorConfig, SamplingParams, SkyRLGymConfig  # noqa: E402
 from skyrl.train.config.config import InferenceEngineConfig  # noqa: E402
 from skyrl.train.generators.base import TrajectoryID  # noqa: E402
@@ -30,7 +31,6 @@ from skyrl_maze.faults import RolloutConfig, RolloutError  # noqa: E402
 from skyrl_maze.generator import MazeVLMGenerator  # noqa: E402
 from skyrl_maze.tiny import _processor  # noqa: E402
 from skyrl_maze.vision import PictureReader  # noqa: E402
-from tests.fake_engine import FakeEngine, logprob, random_policy  # noqa: E402
 
 ENV = "colours"
 WINDOW = 4096
