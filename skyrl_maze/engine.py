@@ -18,7 +18,7 @@ from skyrl.backends.renderer import decode_mm_kwargs
 from skyrl_maze.chat import ChatFormat
 from skyrl_maze.errors import ConfigError
 from skyrl_maze.faults import EpisodeError, RolloutConfig, Tally, answered, cause_of, is_passing, retrying
-from skyrl_maze.pictures import PLACE, describe
+from skyrl_maze.pictures import PLACE, PictureError, describe
 from skyrl_maze.trajectory import Picture, Trajectory
 from skyrl_maze.vision import PictureReader, Shelf, picture
 
@@ -116,6 +116,8 @@ class Engine:
                     return await answered(call(), self._config.request_timeout_s, "the engine")
         except (EpisodeError, ConfigError):
             raise
+        except PictureError as error:
+            raise EpisodeError("picture", str(error)) from error
         except Exception as error:
             raise EpisodeError("engine", cause_of(error), is_passing(error)) from error
 
@@ -146,6 +148,8 @@ class Engine:
         """Raise RefusedError unless the engine expands a file as we do, and makes the same tensors of it."""
         if not isinstance(getattr(self._client, "proxy_url", None), str):
             raise RefusedError("its client has no address to send them to")
+        if not url.startswith("data:"):
+            raise RefusedError("a picture lies where only the engine can read it")
         try:
             self._reader = await asyncio.to_thread(PictureReader, str(self._model_path))
         except (OSError, ValueError, AttributeError) as error:

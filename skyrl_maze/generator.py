@@ -33,6 +33,7 @@ from skyrl_maze.faults import (
     RolloutConfig,
     RolloutError,
     Tally,
+    answered,
     logged_only,
     retrying,
 )
@@ -169,7 +170,7 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
             lost = (f"lost_{fault.kind}", str(fault))
         finally:
             with logged_only("finishing a session", logger.warning):
-                await self.inference_engine_client.finish_session(session_id)
+                await answered(self.inference_engine_client.finish_session(session_id), 30, "the router")
         if lost is None and (
             broken := broken_rules(episode.trajectory, episode.shown_urls, self._engine.merge)
         ):

@@ -296,9 +296,15 @@ def test_vision_tokens_are_banned_and_the_callers_parameters_left_alone(build: A
 
 @pytest.mark.parametrize(
     ("text", "reason", "heard"),
-    [("up<|im_end|>", "stop", "up"), ("up", "length", "up"), ("", "stop", ""), ("<|im_end|>", "stop", ""),
-     ("u<|endoftext|>p<|im_start|>", "length", "up")],
-)  # fmt: skip
+    [
+        ("up<|im_end|>", "stop", "up"),
+        ("up", "length", "up"),
+        ("up", "stop", "up"),  # at a stop string
+        ("", "stop", ""),
+        ("<|im_end|>", "stop", ""),
+        ("u<|endoftext|>p<|im_start|>", "length", "up"),
+    ],
+)
 def test_the_environment_hears_text_and_the_turn_is_closed_once(
     build: Any, tokenizer: Any, text: str, reason: str, heard: str
 ) -> None:

@@ -42,7 +42,7 @@ PURE = [name for name in ORDER[: ORDER.index("advantages")] if name != "_compat"
 ]
 
 # Test files about the whole, not about one module.
-TOPICS = {"layers", "packaging", "bootstrap", "rehearsal", "docs"}
+TOPICS = {"layers", "packaging", "bootstrap", "rehearsal", "docs", "benchmarks"}
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
 
 

@@ -70,6 +70,23 @@ def test_it_ends_with_a_table_and_shows_each_step(rehearsal: Rehearsal) -> None:
     assert (rehearsal.root / "logs/console.log").stat().st_size > 10_000
 
 
+def test_pictures_go_as_files_and_no_episode_is_lost(rehearsal: Rehearsal) -> None:
+    assert "pictures go to the engine as files" in rehearsal.done.stdout
+    trained = [r for r in rehearsal.metrics if "train/solve_rate" in r]
+    assert [r["generate/masked_episodes"] for r in trained] == [0] * STEPS
+
+
+def test_the_trainer_computes_what_the_engine_said(rehearsal: Rehearsal) -> None:
+    trained = [r for r in rehearsal.metrics if "train/solve_rate" in r]
+    assert all(r["policy/rollout_train_logprobs_abs_diff_max"] < 1e-3 for r in trained)
+
+
+def test_examples_in_the_log_hold_no_base64(rehearsal: Rehearsal) -> None:
+    log = (rehearsal.root / "logs/console.log").read_text(encoding="utf-8", errors="replace")
+    assert "[image/png 80x80 sha256:" in log
+    assert "base64," not in log
+
+
 def test_the_solve_rate_is_logged_under_a_plain_name(rehearsal: Rehearsal) -> None:
     trained = [r for r in rehearsal.metrics if "train/solve_rate" in r]
     evaluated = [r for r in rehearsal.metrics if "eval/solve_rate" in r]
@@ -124,3 +141,34 @@ def test_nothing_is_written_outside_the_run(rehearsal: Rehearsal) -> None:
     folder = rehearsal.root.parents[1]
     assert [path.name for path in folder.iterdir()] == ["runs"]
     assert [path.name for path in (folder / "runs").iterdir()] == ["maze-cpu"]
+
+
+@pytest.mark.timeout(1000)
+def test_a_random_model_and_faults_everywhere_end_no_run(tmp_path: Path, model_cache: Path) -> None:
+    """The worst case: a model that says anything, a tenth of all steps and engine calls failing."""
+    settings = [
+        "run.id=worst",
+        "run.warm_up_steps=0",
+        "generator.rollouts.fault_rate=0.1",
+        "generator.rollouts.max_failed_share=0.95",
+        "trainer.max_training_steps=2",
+        "trainer.eval_interval=-1",
+        "trainer.ckpt_interval=-1",
+    ]
+    done = subprocess.run(
+        [str(COMMAND), "+recipe=maze_cpu", *settings],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_CACHE_HOME": str(model_cache)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = [r for r in read_metrics(tmp_path / "runs/worst") if "train/solve_rate" in r]
+    assert [r["step"] for r in steps] == [1, 2]
+    for record in steps:
+        assert record["generate/lost_environment"] > 0
+        assert record["generate/retries"] > 0
+        assert record["generate/masked_episodes"] == record["generate/lost_environment"]
+        assert "generate/violations" not in record
+    assert "episodes lost" in done.stdout
