@@ -12,6 +12,8 @@ from skyrl_maze import _compat
 
 _compat.install()
 
+from bare_trainer import trainer_of  # noqa: E402
+from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch  # noqa: E402
 from skyrl.backends.skyrl_train.utils import ppo_utils  # noqa: E402
 
 from skyrl_maze.advantages import (  # noqa: E402
@@ -234,3 +236,65 @@ def test_to_register_leaves_the_other_estimators_alone(known_estimators):
     register()
     assert {name: known_estimators[name] for name in before} == before
     assert before.keys() == known_estimators.keys() - {ESTIMATOR}
+
+
+# ---- in the trainer -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    register()
+    trainer = trainer_of()
+    assert trainer.cfg.trainer.algorithm.advantage_estimator == ESTIMATOR
+    return trainer
+
+
+def learned(trainer, rewards, masks, index):
+    """The trainer's advantages, after a check that its response mask, wider than the loss's, stays."""
+    wider = torch.ones(len(index), len(rewards[0]) + 1, dtype=torch.int64)
+    loss_mask = torch.tensor([[*row, 0] for row in masks])
+    batch = TrainingInputBatch(
+        {
+            "rewards": torch.tensor([[*row, 0.0] for row in rewards]),
+            "response_mask": wider.clone(),
+            "loss_mask": loss_mask.clone(),
+            "values": None,
+        }
+    )
+    batch.metadata = {"uids": list(index), "avg_response_length": 3.0}
+    done = trainer.compute_advantages_and_returns(batch)
+    assert torch.equal(done["response_mask"], wider)
+    assert done["response_mask"].dtype == wider.dtype
+    assert torch.equal(done["loss_mask"], loss_mask)
+    assert torch.equal(done["advantages"], done["returns"])
+    return done["advantages"]
+
+
+def test_a_lost_sample_by_hand_in_the_trainer(trainer):
+    rewards = [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [50.0, 0.0, 0.0]]
+    found = learned(trainer, rewards, [[1, 0, 1], [0, 1, 1], [0, 0, 0]], "ggg")
+    high = 0.5 / (math.sqrt(1 / 2) + 1e-6)
+    torch.testing.assert_close(found, torch.tensor([[high] * 4, [-high] * 4, [0.0] * 4]))
+    assert trainer.all_metrics["loss/avg_raw_advantages_abs"] == pytest.approx(high * 2 / 3)
+
+
+@settings(deadline=None)
+@given(batch=batches(lost=True))
+def test_in_the_trainer_too_samples_without_loss_get_nothing_and_change_nothing(trainer, batch):
+    rewards, masks, index = batch
+    found = learned(trainer, rewards, masks, index)
+    living = [i for i, mask in enumerate(masks) if any(mask)]
+    assert not found[[i for i in range(len(index)) if i not in living]].any()
+    if living:
+        alone = learned(trainer, *([column[i] for i in living] for column in batch))
+        assert torch.equal(found[living], alone)
+        expected = advantages(*batch)
+        trainable = torch.tensor(masks, dtype=torch.bool)
+        assert torch.equal(found[:, :-1][trainable], expected[trainable])
+
+
+def test_a_batch_of_which_nothing_can_be_learned_has_finite_metrics(trainer):
+    # The zero-variance filter leaves such a batch where all samples of each group fare alike.
+    assert not learned(trainer, [[0.0, 1.0]] * 2, [[0, 0]] * 2, "gg").any()
+    assert trainer.all_metrics["loss/avg_raw_advantages"] == 0
+    assert trainer.all_metrics["loss/avg_raw_advantages_abs"] == 0
