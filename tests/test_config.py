@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from skyrl_maze import _compat
+from skyrl_maze import _compat, recipes
 from skyrl_maze.errors import ConfigError
+from skyrl_maze.faults import RolloutConfig
 
 _compat.install()
 
@@ -424,3 +425,85 @@ def test_ranks_and_gpus():
 def test_a_value_out_of_bounds_is_refused(setting):
     name = setting.partition("=")[0]
     assert name in refusal(CPU, setting)
+
+
+@pytest.mark.parametrize("steps", [-1, 1_000_001])
+def test_the_warm_up_has_a_range(steps):
+    problem = only_problem(CPU, f"run.warm_up_steps={steps}")
+    assert problem == f"run.warm_up_steps={steps}: must be from 0 to 1000000"
+
+
+@pytest.mark.parametrize("steps", [0, 1_000_000])
+def test_the_ends_of_the_warm_ups_range_are_in_it(steps):
+    assert build_config([CPU, f"run.warm_up_steps={steps}"]).run.warm_up_steps == steps
+
+
+# --- rollouts
+
+
+def test_all_impossible_rollouts_are_named_at_once_the_mistyped_way_with_its_closest():
+    wrong = {
+        "pictures": "tensor",
+        "retries": -1,
+        "retry_wait_s": 61.0,
+        "request_timeout_s": 0.0,
+        "env_timeout_s": ".nan",
+        "max_failed_share": 1.5,
+        "fault_rate": -0.1,
+    }
+    message = refusal(CPU, *[f"generator.rollouts.{name}={value}" for name, value in wrong.items()])
+    title, *problems = message.split("\n  - ")
+    assert title == "7 setting(s) cannot work:"
+    assert [problem.partition("=")[0] for problem in problems] == [f"generator.rollouts.{n}" for n in wrong]
+    assert problems[0] == (
+        "generator.rollouts.pictures='tensor'; did you mean 'tensors'?; allowed: auto, files, tensors"
+    )
+    assert problems[1] == "generator.rollouts.retries=-1: must be from 0 to 100"
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        (
+            "generator.rollouts.retrys=1",
+            "generator.rollouts.retrys: there is no such setting; did you mean 'retries'?",
+        ),
+        ("generator.rollouts.retries=1.5", "generator.rollouts.retries=1.5: input should be a valid integer"),
+        ("generator.rollouts.pictures=3", "generator.rollouts.pictures=3: input should be a valid string"),
+        (
+            "generator.rollouts.fault_rate=some",
+            "generator.rollouts.fault_rate='some': input should be a valid number",
+        ),
+        (
+            "generator.rollouts=null",
+            "generator.rollouts=None: input should be a dictionary or an instance of RolloutConfig",
+        ),
+    ],
+)
+def test_one_wrong_setting_of_the_rollouts(argument, problem):
+    assert only_problem(CPU, argument).startswith(problem)
+
+
+def test_rollouts_arrive_with_their_types():
+    rollouts = build_config([CPU, "generator.rollouts={pictures: files, retry_wait_s: 1}"]).generator.rollouts
+    assert rollouts == RolloutConfig(pictures="files", retry_wait_s=1.0)
+
+
+# --- groups
+
+
+def test_a_group_of_one_is_refused_where_the_estimator_compares_samples():
+    message = only_problem(CPU, "generator.n_samples_per_prompt=1")
+    assert message.startswith("generator.n_samples_per_prompt=1: a group of one has no spread")
+    assert "trainer.algorithm.advantage_estimator=grpo_living; take at least 2" in message
+    small = [f"trainer.micro_{part}_batch_size_per_gpu=1" for part in ("train", "forward")]
+    build_config([CPU, *small, "generator.n_samples_per_prompt=2"])
+    other = "trainer.algorithm.advantage_estimator=reinforce++"
+    build_config([CPU, *small, "generator.n_samples_per_prompt=1", other])
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_shipped_recipes_learn_from_the_living_and_read_a_picture_once(name):
+    cfg = build_config([f"+recipe={name}"])
+    assert cfg.trainer.algorithm.advantage_estimator == "grpo_living"
+    assert cfg.generator.inference_engine.engine_init_kwargs["mm_processor_cache_gb"] > 0

@@ -1,6 +1,7 @@
 """Before anything starts, what the machine lacks is said in one line."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from skyrl_maze import _compat, dataset
 
 _compat.install()
 
-from skyrl_maze import preflight  # noqa: E402
+from skyrl_maze import preflight, tiny  # noqa: E402
 from skyrl_maze.config import MazeTrainConfig, build_config, needed_gpus, policy_ranks  # noqa: E402
 from skyrl_maze.errors import SetupError  # noqa: E402
 
@@ -129,3 +130,87 @@ def test_a_budget_below_the_longest_path_is_warned_of() -> None:
     assert preflight.ceiling_warnings(cfg) == []
     longest = max(dataset.turns_needed(m, "reach") for m in dataset.mazes_of(cfg.data.mazes.eval))
     assert longest <= cfg.generator.max_turns
+
+
+_ENGINE = "generator.inference_engine.engine_init_kwargs"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    cfg = _config("maze_cpu")
+    episodes = tiny._random_episodes(cfg.environment.skyrl_gym.maze, [5], 12, tiny.WarmUp())
+    tiny.save_random_model(folder, [tiny._texts(next(episodes)) for _ in range(32)])
+    return folder
+
+
+def _checked(model: Path | str, *overrides: str) -> list[str]:
+    path = f"trainer.policy.model.path={model}"
+    return preflight.check_budget(_config("maze_cpu", path, "trainer.max_prompt_length=64", *overrides))
+
+
+def test_the_longest_episode_of_the_rehearsal_fits(model: Path) -> None:
+    assert _checked(model) == []
+    # A model that is not asked for a limit has none.
+    assert _checked(model, f"{_ENGINE}.limit_mm_per_prompt=null", f"{_ENGINE}.max_model_len=null") == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "too_small"),
+    [
+        (f"{_ENGINE}.max_model_len", 300),
+        ("generator.max_input_length", 300),
+        (f"{_ENGINE}.limit_mm_per_prompt.image", 11),
+    ],
+)
+def test_a_limit_that_is_too_small_is_named_with_one_that_will_do(
+    model: Path, setting: str, too_small: int
+) -> None:
+    with pytest.raises(SetupError, match=rf"^the longest episode does not fit:\n  - .*{setting}") as caught:
+        _checked(model, f"{setting}={too_small}")
+    [told] = re.findall(rf"{setting} (?:from {too_small} )?to (\d+)", str(caught.value))
+    assert _checked(model, f"{setting}={told}") == []
+    with pytest.raises(SetupError, match=setting):
+        _checked(model, f"{setting}={int(told) - 1}")
+
+
+def test_all_limits_that_are_too_small_are_named_at_once(model: Path) -> None:
+    with pytest.raises(SetupError) as caught:
+        _checked(
+            model,
+            f"{_ENGINE}.max_model_len=300",
+            "generator.max_input_length=300",
+            f"{_ENGINE}.limit_mm_per_prompt.image=1",
+        )
+    assert str(caught.value).count("\n  - ") == 3
+
+
+def test_an_engine_without_a_configured_context_has_the_models(model: Path) -> None:
+    long = ("generator.max_turns=100", "generator.max_input_length=100000")
+    with pytest.raises(SetupError, match="context holds 8192: raise"):
+        _checked(model, *long, f"{_ENGINE}.max_model_len=null", f"{_ENGINE}.limit_mm_per_prompt.image=100")
+
+
+@pytest.mark.parametrize("limit", ["{count: 11}", "{count: 11, width: 80, height: 80}"])
+def test_a_limit_of_pictures_may_be_a_table_as_vllm_has_it(model: Path, limit: str) -> None:
+    with pytest.raises(SetupError, match=r"limit_mm_per_prompt\.image.* to 12"):
+        _checked(model, f"{_ENGINE}.limit_mm_per_prompt.image={limit}")
+    assert _checked(model, f"{_ENGINE}.limit_mm_per_prompt.image={limit.replace('11', '12')}") == []
+
+
+@pytest.mark.parametrize("what", ["absent", "empty", "cut short", "without words"])
+def test_a_model_that_cannot_be_read_here_is_said_in_a_line(model: Path, tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "model"
+    if what != "absent":
+        folder.mkdir()
+    if what in ("cut short", "without words"):
+        for file in model.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        words = (folder / "tokenizer.json").read_text(encoding="utf-8")
+        text = words[:500] if what == "cut short" else "{}"
+        (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    [line] = _checked(folder)
+    assert line.startswith(
+        f"whether the longest episode fits could not be checked: {folder} cannot be read here ("
+    )
+    assert "\n" not in line

@@ -113,3 +113,43 @@ def test_only_the_answers_carry_a_label() -> None:
         text = processor.tokenizer.decode(labels[labels >= 0])
         answers = [message["content"] for message in chat if message["role"] == "assistant"]
         assert text == "".join(f"{answer}<|im_end|>" for answer in answers)
+
+
+def test_the_model_says_how_its_rotations_interleave(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    tiny.save_random_model(tmp_path, ["user up down"])
+    # transformers takes it for granted, vLLM reads it, and the two must turn alike.
+    assert AutoConfig.from_pretrained(tmp_path).text_config.rope_parameters["mrope_interleaved"] is True
+
+
+@pytest.mark.slow
+def test_without_steps_the_model_is_untrained(cache: Path) -> None:
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    untrained = tiny.WarmUp(steps=0)
+    folder = tiny.build_tiny_model(CONFIG, [5], 4, untrained, progress=lambda *_: pytest.fail("trained"))
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    torch.manual_seed(untrained.seed)
+    fresh = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder))
+    found = model.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in fresh.state_dict().items())
+    assert tiny.build_tiny_model(CONFIG, [5], 4, SHORT) != folder, "the steps are part of its name"
+
+
+@pytest.mark.parametrize("patch_px", [tiny.PATCH_PX, 16])
+def test_a_random_model_has_the_patch_size_that_is_asked_for(tmp_path: Path, patch_px: int) -> None:
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    state = torch.random.get_rng_state()
+    tiny.save_random_model(tmp_path, ["user up down"], patch_px=patch_px)
+    assert torch.equal(state, torch.random.get_rng_state()), "the global generator is left as it was"
+    processor = AutoProcessor.from_pretrained(tmp_path)
+    assert processor.image_processor.patch_size == processor.video_processor.patch_size == patch_px
+    picture = torch.zeros(3, 4 * patch_px, 6 * patch_px, dtype=torch.uint8)
+    seen = processor.image_processor(images=[picture], return_tensors="pt")
+    assert seen["image_grid_thw"].tolist() == [[1, 4, 6]]
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path)
+    assert model.config.vision_config.patch_size == patch_px
+    with torch.no_grad():
+        model.get_image_features(seen["pixel_values"], seen["image_grid_thw"])
