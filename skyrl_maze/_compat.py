@@ -114,6 +114,34 @@ def count_passes_by_success() -> None:
         module.get_metrics_from_generator_output = by_success
 
 
+def average_environment_metrics() -> None:
+    """Over several evaluation batches, SkyRL adds up metrics whose name says neither avg, mean, min nor max.
+
+    A solve rate of two batches would be up to 2. The environments' metrics are averaged over the episodes
+    that reported them instead. No public report was found.
+    Goes when `concatenate_generator_outputs` aggregates the environments' metrics itself.
+    """
+    from skyrl.train import evaluate
+
+    original = evaluate.concatenate_generator_outputs
+    if original.__name__ == "averaged":
+        return
+
+    def averaged(generator_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(generator_outputs, *args, **kwargs)
+        sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+        for output in generator_outputs:
+            episodes = sum(map(bool, output.get("env_metrics") or []))
+            for name, value in (output.get("rollout_metrics") or {}).items():
+                if name.startswith("environment/") and isinstance(value, int | float):
+                    sums[name][0] += value * episodes
+                    sums[name][1] += episodes
+        means = {name: total / episodes for name, (total, episodes) in sums.items() if episodes}
+        return {**result, "rollout_metrics": {**result["rollout_metrics"], **means}}
+
+    evaluate.concatenate_generator_outputs = averaged
+
+
 def install() -> None:
     """Put every workaround in place."""
     _stand_in_for_flash_attn()

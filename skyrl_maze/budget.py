@@ -12,6 +12,9 @@ from skyrl_maze.env import MazeEnv
 from skyrl_maze.maze import Move, generate_maze
 from skyrl_maze.pictures import Message, take_out
 
+# Answers that each draw another sentence from the environment, in either grammar.
+_NOT_UNDERSTOOD = ("", "hello", "<action>jump</action>", "('move', 9)")
+
 
 @dataclass(frozen=True)
 class EpisodeBudget:
@@ -79,7 +82,8 @@ def longest_episode(cfg: MazeTrainConfig, chat: ChatFormat, picture_tokens: Any)
     largest = generate_maze(max(*cfg.data.mazes.train.sizes, *evaluated), seed=0)
     extras = {"maze": largest.to_text(), "max_turns": turns + 1}
     maze_cfg, observations = cfg.environment.skyrl_gym.maze, []
-    for answer in ("", *(format_action(move, maze_cfg.grammar) for move in Move)):
+    understood = [format_action(move, maze_cfg.grammar) for move in Move]
+    for answer in (*understood, "".join(understood), *_NOT_UNDERSTOOD):
         env = MazeEnv(maze_cfg, extras)
         opening, _ = env.init([])
         observations.append(tokens(env.step(answer)["observations"], chat.following))

@@ -18,8 +18,21 @@ from skyrl_maze.pictures import PLACE, Message
 _MARK = "the-answer-5e1f"  # an answer that no template contains, to find its place
 _QUESTION: Message = {"role": "user", "content": "q"}
 _SHOWN: Message = {"role": "user", "content": [PLACE, {"type": "text", "text": "q"}]}
-_REASONED = "<think>\nsome reasoning\n</think>\n\nplain"
-_ROUNDS = 8  # more than a template that keeps the last few messages would keep
+# The ways in which models write what they think; the last is a long answer without any mark.
+_REASONED = (
+    *(
+        f"{begin}\nsome reasoning\n{end}\n\nplain"
+        for begin, end in (
+            ("<think>", "</think>"),
+            ("<thinking>", "</thinking>"),
+            ("<reasoning>", "</reasoning>"),
+            ("[THINK]", "[/THINK]"),
+            ("◁think▷", "◁/think▷"),
+        )
+    ),
+    "a long answer " * 40 + "plain",
+)
+_ROUNDS = 32  # more than a template that keeps the last few messages would keep
 
 
 class ChatFormat:
@@ -44,11 +57,16 @@ class ChatFormat:
     ) -> None:
         self._tokenizer = tokenizer
         self._kwargs = {**(kwargs or {}), **({"chat_template": template} if template else {})}
-        banned = tokenizer.convert_ids_to_tokens(list(vision_ids))
-        self._special = {*tokenizer.all_special_tokens, *banned}
+        added = tokenizer.added_tokens_decoder
+        vision_ids = {token_id for token_id in vision_ids if token_id < len(tokenizer)}
+        self._special = {
+            *tokenizer.all_special_tokens,
+            *(str(token) for token in added.values() if token.special),
+            *tokenizer.convert_ids_to_tokens(list(vision_ids)),
+        }
         self._special_pattern = re.compile("|".join(map(re.escape, sorted(self._special, reverse=True))))
         self._longest_special = max(map(len, self._special))
-        self._hidden = {*tokenizer.all_special_ids, *vision_ids}
+        self._hidden = {*tokenizer.convert_tokens_to_ids(list(self._special)), *vision_ids}
         self._check()
         self.end_of_turn_id = self._end_of_turn()
 
@@ -63,7 +81,7 @@ class ChatFormat:
     def text(self, ids: Sequence[int]) -> str:
         """The text of sampled ids, without special tokens."""
         shown = [token for token in ids if token not in self._hidden and token != self.end_of_turn_id]
-        return str(
+        return self._spaced(
             self._tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
 
@@ -85,18 +103,18 @@ class ChatFormat:
             raise ConfigError("the chat template leaves the assistant's answers out; give another one")
         return tail
 
+    def _spaced(self, text: str) -> str:
+        return self._special_pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+
     def _harmless(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with a space in every special token that their text spells out.
 
         Text is data: an echo of `<|image_pad|>` may not become a picture, nor `<|im_end|>` end a turn.
         """
 
-        def spaced(text: str) -> str:
-            return self._special_pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
-
         def clean(content: Any) -> Any:
             if isinstance(content, str):
-                return spaced(content)
+                return self._spaced(content)
             if not isinstance(content, list):
                 return content
             parts, before = [], ""  # a token may have begun at the end of the part before
@@ -106,9 +124,10 @@ class ChatFormat:
                     parts.append(part)
                     before = ""
                     continue
-                text = spaced(text)
-                if self._special_pattern.search(before + text):
-                    text = f" {text}"
+                text = self._spaced(text)
+                rest = text.lstrip()
+                if self._special_pattern.search(before.rstrip() + rest):
+                    text = f"{rest[:1]} {rest[1:]}"
                 parts.append({**part, "text": text} if isinstance(part, dict) else text)
                 before = (before + text)[-self._longest_special :]
             return parts
@@ -117,7 +136,8 @@ class ChatFormat:
 
     def _check(self) -> None:
         self._check_growth("answers", _QUESTION, "plain")
-        self._check_growth("the reasoning in earlier answers", _QUESTION, _REASONED)
+        for answer in _REASONED:
+            self._check_growth("the reasoning in earlier answers", _QUESTION, answer)
         try:
             self._check_growth("the pictures of earlier turns", _SHOWN, "plain")
         except (TypeError, jinja2.TemplateError) as error:
@@ -149,7 +169,7 @@ class ChatFormat:
         if (
             not closing
             or closing[:1] != going_on[:1]
-            or self._tokenizer.convert_ids_to_tokens(closing[0]) not in self._special
+            or closing[0] not in {*self._hidden, *self._tokenizer.get_added_vocab().values()}
         ):
             raise ConfigError(
                 "the chat template closes an answer with no special token, or with another one at the end "

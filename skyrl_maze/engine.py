@@ -7,22 +7,23 @@ not know these, as tensors that it rendered itself before. Which one is found ou
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from loguru import logger
 from skyrl.backends.renderer import decode_mm_kwargs
 
 from skyrl_maze.chat import ChatFormat
 from skyrl_maze.errors import ConfigError
 from skyrl_maze.faults import EpisodeError, RolloutConfig, Tally, answered, cause_of, is_passing, retrying
-from skyrl_maze.pictures import PLACE, PictureError, describe
+from skyrl_maze.pictures import PLACE, PictureError, describe, sample_picture
 from skyrl_maze.trajectory import Picture, Trajectory
-from skyrl_maze.vision import PictureReader, Shelf, picture
+from skyrl_maze.vision import PictureReader, Shelf, picture, settled
 
 _FINISHED = ("stop", "length")
+_ROUNDING = 0.01  # how far above 0 a log-probability of a near-certain token may come to lie
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ class Reply:
 class RefusedError(EpisodeError):
     """This engine does not take pictures as files; the message says why."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__("engine", message)
+
+def _refused(why: str) -> RefusedError:
+    return RefusedError("engine", why)
 
 
 class Engine:
@@ -53,6 +55,7 @@ class Engine:
         chat: the conversation's format.
         model_path: where the image processor lies; None if there is none.
         merge: patches along one side of a language token's square, if the model's config says so.
+        vocabulary_size: ids below it are tokens.
         config: timeouts, retries, and how pictures travel.
         notify: is told in a sentence how pictures travel.
     """
@@ -65,6 +68,7 @@ class Engine:
         image_id: int | None,
         model_path: str | None,
         merge: int | None,
+        vocabulary_size: int,
         config: RolloutConfig,
         notify: Callable[[str], None],
     ) -> None:
@@ -74,13 +78,14 @@ class Engine:
         self._reader: PictureReader | None = None
         self._choice: asyncio.Task[bool] | None = None
         self._shelf = Shelf(self._make)
+        self._vocabulary_size = vocabulary_size
         self.merge = merge
 
     async def pictures(self, urls: Sequence[str], tally: Tally) -> list[Picture]:
         """The pictures at these addresses; raises EpisodeError if one cannot be had."""
         if not urls:
             return []
-        await self._as_files(urls[0], tally)
+        await self._as_files(tally)
         return [await self._attempts(functools.partial(self._shelf.get, url), tally) for url in urls]
 
     async def sample(
@@ -100,39 +105,44 @@ class Engine:
 
         async def ask() -> Reply:
             may_fail()
-            if trajectory.pictures and await self._as_files(trajectory.pictures[0].url, tally):
+            if trajectory.pictures and await self._as_files(tally):
                 reply = await self._post_files(trajectory, params, session_id, cache_salt)
             else:
                 reply = await self._post_tensors(trajectory, params, session_id, cache_salt)
-            return _checked(reply, params)
+            return self._checked(reply, params)
 
         reply: Reply = await self._attempts(ask, tally)
         return reply
 
     async def _attempts(self, call: Callable[[], Any], tally: Tally) -> Any:
+        """The call's result, tried as often as allowed; what is raised then is final for its episode."""
         try:
             async for attempt in retrying(self._config, tally):
                 with attempt:
-                    return await answered(call(), self._config.request_timeout_s, "the engine")
-        except (EpisodeError, ConfigError):
+                    return await call()
+        except (RefusedError, ConfigError):
             raise
         except PictureError as error:
             raise EpisodeError("picture", str(error)) from error
+        except EpisodeError as error:
+            raise EpisodeError(error.kind, error.message) from error
         except Exception as error:
-            raise EpisodeError("engine", cause_of(error), is_passing(error)) from error
+            raise EpisodeError("engine", cause_of(error)) from error
 
-    async def _as_files(self, url: str, tally: Tally) -> bool:
-        """Whether pictures travel as files; asked once, with the first picture, and again after a failure."""
-        choice = self._choice
-        if choice is None or (choice.done() and (choice.cancelled() or choice.exception())):
-            choice = self._choice = asyncio.ensure_future(self._choose(url, tally))
-        return await asyncio.shield(choice)
+    async def _answered(self, call: Awaitable[Any]) -> Any:
+        return await answered(call, self._config.request_timeout_s, "the engine")
 
-    async def _choose(self, url: str, tally: Tally) -> bool:
+    async def _as_files(self, tally: Tally) -> bool:
+        """Whether pictures travel as files; found out once, before the first picture, and after a failure."""
+        if not settled(self._choice):
+            self._choice = asyncio.ensure_future(self._choose(tally))
+        return await asyncio.shield(self._choice)  # type: ignore[arg-type]
+
+    async def _choose(self, tally: Tally) -> bool:
         try:
             if self._config.pictures == "tensors":
-                raise RefusedError("generator.rollouts.pictures=tensors asks for it")
-            await self._attempts(lambda: self._try_files(url), tally)
+                raise _refused("generator.rollouts.pictures=tensors asks for it")
+            await self._attempts(self._try_files, tally)
         except RefusedError as reason:
             if self._config.pictures == "files":
                 raise ConfigError(
@@ -144,34 +154,38 @@ class Engine:
         self._notify("pictures go to the engine as files, which it reads once each")
         return True
 
-    async def _try_files(self, url: str) -> None:
-        """Raise RefusedError unless the engine expands a file as we do, and makes the same tensors of it."""
+    async def _try_files(self) -> None:
+        """Raise RefusedError unless the engine expands a file as we do, and makes the same tensors of it.
+
+        The picture is one made here: what an environment shows may be damaged, or too large.
+        """
         if not isinstance(getattr(self._client, "proxy_url", None), str):
-            raise RefusedError("its client has no address to send them to")
-        if not url.startswith("data:"):
-            raise RefusedError("a picture lies where only the engine can read it")
+            raise _refused("its client has no address to send them to")
         try:
             self._reader = await asyncio.to_thread(PictureReader, str(self._model_path))
         except (OSError, ValueError, AttributeError) as error:
-            raise RefusedError(f"no image processor in {self._model_path!r} ({error})") from error
-        self.merge = self._reader.merge
+            raise _refused(f"no image processor in {self._model_path!r} ({cause_of(error)})") from error
+        self.merge, url = self._reader.merge, sample_picture()
         ours = await asyncio.to_thread(self._reader.read, url)
         theirs = await self._rendered(url)
         self._dtype = theirs.pixel_values.dtype
         if not torch.equal(ours.pixel_values.to(self._dtype), theirs.pixel_values):
-            raise RefusedError("the engine makes other tensors of a picture than the image processor does")
+            raise _refused("the engine makes other tensors of a picture than the image processor does")
         probe = Trajectory(self._image_id)
         probe.open(self._chat.opening([{"role": "user", "content": [PLACE]}]), [ours])
         try:
             reply = await self._post_files(probe, {"max_tokens": 1, "temperature": 0.0}, "probe", None)
         except EpisodeError as error:
-            raise RefusedError(error.message) from error
-        except Exception as error:
-            if is_passing(error):
+            if error.kind == "timeout":
                 raise
-            raise RefusedError(cause_of(error)) from error
+            raise _refused(error.message) from error
+        except Exception as error:
+            # An answer, of whatever kind, comes from an engine that is there: it just rendered a picture.
+            if getattr(error, "status", None) is None and is_passing(error):
+                raise
+            raise _refused(cause_of(error)) from error
         if reply.prompt_ids != probe.ids:
-            raise RefusedError("it does not expand them (content_parts is unknown to it)")
+            raise _refused("it does not expand them (content_parts is unknown to it)")
 
     def tokens_of(self, grid: Any) -> int:
         """Language tokens that a picture of this grid of patches (time, height, width) fills."""
@@ -186,7 +200,8 @@ class Engine:
         """A picture as the engine's own renderer makes it."""
         message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
         body = {"model": self._client.model_name, "messages": [message]}
-        features = (await self._client.render_chat_completion({"json": body})).get("features") or {}
+        rendered = await self._answered(self._client.render_chat_completion({"json": body}))
+        features = rendered.get("features") or {}
         places = features.get("mm_placeholders", {}).get("image", [])
         hashes, kwargs = (features.get(name, {}).get("image", []) for name in ("mm_hashes", "kwargs_data"))
         if not len(places) == len(hashes) == len(kwargs) == 1 or kwargs[0] is None:
@@ -221,9 +236,8 @@ class Engine:
         headers = {"Content-Type": "application/json", "X-Session-ID": session_id}
         throttle, _ = self._client._get_semaphores()
         async with throttle or contextlib.nullcontext():
-            response = await self._client._post(
-                f"{self._client.proxy_url}/inference/v1/generate", json=body, headers=headers
-            )
+            url = f"{self._client.proxy_url}/inference/v1/generate"
+            response = await self._answered(self._client._post(url, json=body, headers=headers))
         try:
             [choice] = response["choices"]
             content = (choice.get("logprobs") or {}).get("content") or []
@@ -257,7 +271,7 @@ class Engine:
         }
         if trajectory.pictures:
             request["mm_features"] = [_features(trajectory)]
-        output = await self._client.generate(request, model=self._model)
+        output = await self._answered(self._client.generate(request, model=self._model))
         try:
             [sampled], [reason] = output["response_ids"], output["stop_reasons"]
             given = output.get("response_logprobs")
@@ -267,6 +281,30 @@ class Engine:
                 "reply", f"the engine's answer lacks a part: {cause_of(error)}", True
             ) from error
         return Reply(ids, sampled, logprobs, reason)
+
+    def _checked(self, reply: Reply, params: dict[str, Any]) -> Reply:
+        """The reply, or an EpisodeError that says what is wrong with it."""
+        limit, wants_logprobs = params["max_tokens"], params.get("logprobs") is not None
+        if not self._are_tokens(reply.ids) or not self._are_tokens(reply.prompt_ids):
+            wrong = "ids that are no token ids"
+        elif len(reply.ids) > limit:
+            wrong = f"{len(reply.ids)} tokens where {limit} are allowed"
+        elif wants_logprobs and len(reply.logprobs or []) != len(reply.ids):
+            wrong = f"{len(reply.logprobs or [])} log-probabilities for {len(reply.ids)} tokens"
+        elif not all(map(_is_logprob, reply.logprobs or [])):
+            wrong = "log-probabilities that are none"
+        elif reply.finish_reason not in _FINISHED:
+            wrong = f"finish_reason {reply.finish_reason!r}"
+        else:
+            return reply
+        raise EpisodeError("reply", f"the engine answered with {wrong}", passing=True)
+
+    def _are_tokens(self, ids: Any) -> bool:
+        return isinstance(ids, list) and all(type(i) is int and 0 <= i < self._vocabulary_size for i in ids)
+
+
+def _is_logprob(value: Any) -> bool:
+    return isinstance(value, float | int) and math.isfinite(value) and value < _ROUNDING
 
 
 def _features(trajectory: Trajectory) -> dict[str, Any]:
@@ -281,20 +319,3 @@ def _features(trajectory: Trajectory) -> dict[str, Any]:
         "mm_placeholders": {"image": places},
         "kwargs_data": {"image": [r["kwargs"] for r in rendered]},
     }
-
-
-def _checked(reply: Reply, params: dict[str, Any]) -> Reply:
-    """The reply, or an EpisodeError that says what is wrong with it."""
-    limit, wants_logprobs = params["max_tokens"], params.get("logprobs") is not None
-    if not all(isinstance(token, int) and token >= 0 for token in reply.ids):
-        wrong = "ids that are no token ids"
-    elif len(reply.ids) > limit:
-        wrong = f"{len(reply.ids)} tokens where {limit} are allowed"
-    elif wants_logprobs and len(reply.logprobs or []) != len(reply.ids):
-        wrong = f"{len(reply.logprobs or [])} log-probabilities for {len(reply.ids)} tokens"
-    elif reply.finish_reason not in _FINISHED:
-        wrong = f"finish_reason {reply.finish_reason!r}"
-    else:
-        return reply
-    logger.debug(f"a malformed reply: {reply}")
-    raise EpisodeError("reply", f"the engine answered with {wrong}", passing=True)

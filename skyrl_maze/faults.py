@@ -17,6 +17,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 from tenacity.wait import wait_random_exponential
 
 from skyrl_maze.errors import SkyRLMazeError, closest
+from skyrl_maze.pictures import without_base64
 
 PICTURE_WAYS = ("auto", "files", "tensors")
 _LONGEST_WAIT_S = 10.0
@@ -102,14 +103,15 @@ class Tally:
     """Counts of one batch, shared by its episodes."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    causes: Counter[str] = field(default_factory=Counter)
+    causes: dict[str, list[str]] = field(default_factory=dict)
+    """What was lost and why, alike causes together."""
     episodes: int = 0
 
     def lost(self, name: str, cause: str) -> None:
         """One episode is masked, because of `cause`; counted as `generate/<name>`."""
         self.counts["masked_episodes"] += 1
         self.counts[name] += 1
-        self.causes[_NUMBERS.sub("#", cause)] += 1
+        self.causes.setdefault(_NUMBERS.sub("#", cause), []).append(cause)
 
     def metrics(self) -> dict[str, int]:
         """All counts under `generate/`; the two that people look for are there even if nothing happened."""
@@ -121,7 +123,8 @@ class Tally:
         lost = self.counts["masked_episodes"]
         if not lost or (lost < self.episodes and lost / self.episodes <= max_failed_share):
             return
-        shown = [f"{count} x {cause}" for cause, count in self.causes.most_common(_CAUSES_SHOWN)]
+        alike = sorted(self.causes.values(), key=len, reverse=True)
+        shown = [f"{len(causes)} x {causes[0]}" for causes in alike[:_CAUSES_SHOWN]]
         if len(self.causes) > _CAUSES_SHOWN:
             shown.append(f"and {len(self.causes) - _CAUSES_SHOWN} other causes")
         raise RolloutError(
@@ -171,8 +174,12 @@ async def answered(call: Awaitable[Any], timeout_s: float, who: str) -> Any:
 
 
 def cause_of(error: BaseException) -> str:
-    """One line on an error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """One line on an error, without pictures."""
+    try:
+        text = without_base64(str(error))
+    except Exception:
+        text = "a message that cannot be read"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
 
 

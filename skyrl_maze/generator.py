@@ -4,10 +4,12 @@ Every turn the engine gets the ids so far and the pictures; what it samples is a
 observation, masked. So what is trained on is what was sampled, and a turn costs one picture.
 """
 
+import asyncio
 import contextvars
 import functools
 import math
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -27,20 +29,22 @@ from skyrl.train.generators.skyrl_vlm_generator import SkyRLVLMGymGenerator
 
 from skyrl_maze.chat import ChatFormat
 from skyrl_maze.engine import Engine
+from skyrl_maze.errors import ConfigError
 from skyrl_maze.faults import (
     EpisodeError,
     FaultInjector,
     RolloutConfig,
-    RolloutError,
     Tally,
     answered,
+    cause_of,
     logged_only,
     retrying,
 )
 from skyrl_maze.pictures import PLACE, Message
 from skyrl_maze.player import PlayedEpisode, Player, new_env
+from skyrl_maze.threads import CallThreads
 from skyrl_maze.trajectory import RULES, Picture, Trajectory, broken_rules
-from skyrl_maze.vision import context_window, model_config, vision_tokens
+from skyrl_maze.vision import context_window, model_config, vision_tokens, vocabulary_size
 
 _BANNED_BIAS = -100.0
 # The batch that runs in this context; the episodes of one `generate` share it.
@@ -61,6 +65,15 @@ class EpisodeOutput(TrajectoryOutput):
 class _Batch:
     tally: Tally
     outputs: list[EpisodeOutput] = field(default_factory=list)
+    tasks: list["asyncio.Task[Any] | None"] = field(default_factory=list)
+    over: bool = False
+
+    def end(self) -> None:
+        """Stop the episodes that still run after `generate` was given up; SkyRL leaves them alone."""
+        self.over = True
+        for task in self.tasks:
+            if task is not None and not task.done():
+                task.cancel()
 
 
 class MazeVLMGenerator(SkyRLVLMGymGenerator):
@@ -91,9 +104,10 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
         config = model_config(model_path)
         tokens = vision_tokens(tokenizer, config)
         self._rollouts = RolloutConfig.of(generator_cfg)
-        self._image_id, self._banned_ids = tokens.image_id, tokens.banned_ids
+        ids = range(vocabulary_size(tokenizer, config))
+        self._image_id, self._banned_ids = tokens.image_id, tokens.banned_ids & frozenset(ids)
         chat = ChatFormat(
-            tokenizer, self.custom_chat_template, generator_cfg.chat_template_kwargs, tokens.banned_ids
+            tokenizer, self.custom_chat_template, generator_cfg.chat_template_kwargs, self._banned_ids
         )
         self._engine = Engine(
             inference_engine_client,
@@ -102,6 +116,7 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
             tokens.image_id,
             model_path,
             getattr(getattr(config, "vision_config", None), "spatial_merge_size", None),
+            len(ids),
             self._rollouts,
             notify,
         )
@@ -110,7 +125,7 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
             self._engine,
             self._rollouts,
             FaultInjector(self._rollouts.fault_rate),
-            self.env_executor,
+            CallThreads(skyrl_gym_cfg.max_env_workers),
             context_window(generator_cfg, config),
         )
 
@@ -129,14 +144,15 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
             output = await super().generate(input_batch, disable_tqdm)
         finally:
             _BATCH.reset(token)
-        batch.tally.check(self._rollouts.max_failed_share)
+            batch.end()
         # SkyRL keeps the lists of ids as they are and drops the rest, so a list tells its episode.
         episodes = {id(episode.response_ids): episode for episode in batch.outputs}
         ordered = [episodes[id(response_ids)] for response_ids in output["response_ids"]]
         output["chats"] = [episode.chat for episode in ordered]
         output["masked_because"] = [episode.masked_because for episode in ordered]
+        self._stand_ins(output, batch.tally)
+        batch.tally.check(self._rollouts.max_failed_share)
         output["rollout_metrics"].update(batch.tally.metrics())
-        self._stand_ins(output)
         return output
 
     async def agent_loop(
@@ -154,20 +170,28 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
         """One episode, whatever happens in it; see SkyRL's method of the same name."""
         started_s = time.monotonic()
         batch = _BATCH.get(None) or _Batch(Tally(episodes=1))
+        if batch.over:
+            raise asyncio.CancelledError
+        batch.tasks.append(asyncio.current_task())
         tally = batch.tally
         session_id = trajectory_id.to_string() if trajectory_id is not None else uuid4().hex
         params = self._sampling_params(sampling_params, max_tokens)
         make_env = functools.partial(new_env, env_class, self.skyrl_gym_cfg, env_extras, self.max_turns)
-        lost = None
+        lost, episode = None, self._new_episode()
         try:
             async for attempt in retrying(self._rollouts, tally):
                 with attempt:
-                    episode = PlayedEpisode(Trajectory(self._image_id, self._banned_ids))
+                    episode = self._new_episode()
                     await self._player.play(
                         episode, prompt, make_env, params, max_input_length, session_id, cache_salt, tally
                     )
         except EpisodeError as fault:
             lost = (f"lost_{fault.kind}", str(fault))
+        except ConfigError:
+            raise
+        except Exception as error:  # a fault of this package, which shall not cost the other episodes
+            lost = ("lost_internal", f"internal: {cause_of(error)}")
+            logger.error(f"an episode broke off in a way that was not foreseen:\n{traceback.format_exc()}")
         finally:
             with logged_only("finishing a session", logger.warning):
                 await answered(self.inference_engine_client.finish_session(session_id), 30, "the router")
@@ -184,6 +208,9 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
         output.e2e_time = time.monotonic() - started_s
         batch.outputs.append(output)
         return output
+
+    def _new_episode(self) -> PlayedEpisode:
+        return PlayedEpisode(Trajectory(self._image_id, self._banned_ids))
 
     def _sampling_params(self, given: dict[str, Any] | None, max_tokens: int) -> dict[str, Any]:
         """The parameters of a turn, with the ban; the caller's own are left as they are."""
@@ -220,14 +247,11 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
             chat=episode.chat,
         )
 
-    def _stand_ins(self, output: GeneratorOutput) -> None:
+    def _stand_ins(self, output: GeneratorOutput, tally: Tally) -> None:
         """Give episodes that were lost before they opened a shortest prompt, in place.
 
         It holds a picture of another episode if there is one: SkyRL's trainer takes pictures from all samples
-        of a batch or from none.
-
-        Raises:
-            RolloutError: an episode that was not lost shows no picture while others do.
+        of a batch or from none. So an episode without pictures among others with some is lost, too.
         """
         pixels, grids = output.get("pixel_values"), output.get("image_grid_thw")
         lender = next((i for i, values in enumerate(pixels or []) if values is not None), None)
@@ -236,17 +260,22 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
             grid = grids[lender][:1]
             patches, tokens = pixels[lender][: int(grid.prod())], self._engine.tokens_of(grid)
             first = [Picture("", tuple(grid[0].tolist()), tokens, patches)]
-        for i, reason in enumerate(output["masked_because"]):
-            if pixels is not None and pixels[i] is None and reason is None:
-                raise RolloutError(
-                    f"episode {i} of the batch shows no picture and others do; SkyRL takes pictures from all "
-                    "episodes or from none: let every observation that opens one hold a picture"
-                )
-            if not output["prompt_token_ids"][i] or (pixels is not None and pixels[i] is None):
-                short = Trajectory(self._image_id)
-                short.open(
-                    self._player.chat.opening([{"role": "user", "content": [PLACE] * len(first)}]), first
-                )
-                output["prompt_token_ids"][i] = short.prompt_ids
-                if first:
-                    pixels[i], grids[i] = first[0].pixel_values, grid
+        for i, prompt_ids in enumerate(output["prompt_token_ids"]):
+            lacks_pictures = pixels is not None and pixels[i] is None
+            if prompt_ids and not lacks_pictures:
+                continue
+            if output["masked_because"][i] is None:
+                tally.lost("lost_picture", "picture: an episode shows none, and others of its batch do")
+                output["masked_because"][i] = "it shows no picture, and others of its batch do"
+                self._mask(output, i)
+            short = Trajectory(self._image_id)
+            short.open(self._player.chat.opening([{"role": "user", "content": [PLACE] * len(first)}]), first)
+            output["prompt_token_ids"][i] = short.prompt_ids
+            if first:
+                pixels[i], grids[i] = first[0].pixel_values, grid
+
+    def _mask(self, output: GeneratorOutput, i: int) -> None:
+        output["response_ids"][i], output["loss_masks"][i] = [self._player.chat.end_of_turn_id], [0]
+        output["rewards"][i], output["env_metrics"][i] = [0.0], {}
+        if output["rollout_logprobs"] is not None:
+            output["rollout_logprobs"][i] = [0.0]

@@ -86,6 +86,15 @@ def data_of(url: str) -> bytes:
         raise PictureError(f"cannot read a picture: its base64 is damaged ({error})") from error
 
 
+def sample_picture(side_px: int = 64) -> str:
+    """The address of a PNG in which every pixel has a colour of its own."""
+    image = Image.new("RGB", (side_px, side_px))
+    image.putdata([(4 * x % 256, 4 * y % 256, (x * y) % 256) for y in range(side_px) for x in range(side_px)])
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
 def describe(url: str) -> str:
     """A picture in words, such as `[image/png 96x96 sha256:1a2b3c4d5e6f]`; links as they are."""
     match = _DATA_URL.fullmatch(url)

@@ -1,14 +1,13 @@
 """Plays one episode: environment and policy in turn, until one of them ends it or the room is used up."""
 
-import asyncio
 import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import skyrl_gym
 from loguru import logger
 
@@ -19,12 +18,15 @@ from skyrl_maze.faults import (
     FaultInjector,
     RolloutConfig,
     Tally,
-    answered,
     cause_of,
     logged_only,
 )
 from skyrl_maze.pictures import Message, PictureError, readable, take_out
+from skyrl_maze.threads import CallThreads
 from skyrl_maze.trajectory import Picture, Trajectory
+
+# What an environment that talks to others may see once and not again.
+_PASSING = (ConnectionError, TimeoutError, EOFError, aiohttp.ClientError)
 
 
 @dataclass
@@ -50,8 +52,8 @@ class Player:
     engine: Engine
     config: RolloutConfig
     faults: FaultInjector
-    executor: ThreadPoolExecutor | None
-    """Where the environment runs; None is the event loop itself."""
+    threads: CallThreads
+    """Where the environment runs."""
     window: int | None
     """Tokens that fit into the engine's context; None if unknown."""
 
@@ -69,7 +71,7 @@ class Player:
         """Fill `episode`; what it holds when an EpisodeError is raised is as far as it came."""
         env = await self._ask_env(episode, make_env)
         try:
-            opening, _ = await self._ask_env(episode, env.init, copy.deepcopy(prompt))
+            opening = await self._ask_env(episode, _opening, env, copy.deepcopy(prompt))
             ids, pictures = await self._seen(episode, opening, tally, self.chat.opening)
             episode.trajectory.open(ids, pictures)
             done = False
@@ -93,7 +95,7 @@ class Player:
                         self._end_for_length(episode, tally)
                         break
                     episode.trajectory.observe(ids, pictures)
-            episode.metrics = env.get_metrics()
+            episode.metrics = await self._ask_env(episode, _metrics, env)
         finally:
             with logged_only("closing an environment", logger.warning):
                 await self._ask_env(episode, env.close)
@@ -110,23 +112,20 @@ class Player:
         tally.counts["empty_answers"] += not reply.ids
         text = self.chat.text(reply.ids)
         episode.chat.append({"role": "assistant", "content": text})
-        step = await self._ask_env(episode, self._step, env, text)
-        reward, done = step["reward"], step["done"]
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise EpisodeError("environment", f"the reward {reward!r} is not a finite number")
-        trajectory.reward(float(reward))
-        return step["observations"], bool(done)
+        observations, reward, done = await self._ask_env(episode, self._step, env, text)
+        trajectory.reward(reward)
+        return observations, done
 
-    def _step(self, env: Any, text: str) -> Any:
-        self.faults.may_fail(
-            lambda: RuntimeError("this step fails on purpose (generator.rollouts.fault_rate)")
-        )
-        return env.step(text)
+    def _step(self, env: Any, text: str) -> tuple[list[Message], float, bool]:
+        self.faults.may_fail(lambda: RuntimeError("fails on purpose (generator.rollouts.fault_rate)"))
+        step = env.step(text)
+        reward, done = step["reward"], bool(step["done"])
+        if not _is_amount(reward):
+            raise EpisodeError("environment", f"the reward {str(reward)[:80]} is not a finite number")
+        return [] if done else list(step["observations"]), float(reward), done
 
     def _engine_may_fail(self) -> None:
-        self.faults.may_fail(
-            lambda: ConnectionError("this call fails on purpose (generator.rollouts.fault_rate)")
-        )
+        self.faults.may_fail(lambda: ConnectionError("fails on purpose (generator.rollouts.fault_rate)"))
 
     def _room(self, length: int, wanted: int, max_input_length: int) -> int:
         """Tokens that may be sampled after `length` ids; 0 or less if the prompt is too long."""
@@ -152,6 +151,9 @@ class Player:
             emptied, urls = take_out(messages)
             episode.chat += readable(messages)
             ids = as_ids(emptied)
+            places = sum(token == episode.trajectory.image_id for token in ids)
+            if places != len(urls):
+                raise PictureError(f"the chat template shows {places} of {len(urls)} pictures")
         except PictureError as error:
             raise EpisodeError("picture", str(error)) from error
         except Exception as error:
@@ -166,18 +168,32 @@ class Player:
         A connection or a file that fails may work the next time; any other error is the environment's own.
         """
         started_s = time.monotonic()
+        limit_s = self.config.env_timeout_s
         try:
-            if self.executor is None:
-                return func(*args)
-            call = asyncio.get_running_loop().run_in_executor(self.executor, func, *args)
-            return await answered(call, self.config.env_timeout_s, "the environment")
+            return await self.threads.run(func, *args, timeout_s=limit_s, who="the environment")
         except EpisodeError:
             raise
         except Exception as error:
-            passing = isinstance(error, OSError)  # TimeoutError and ConnectionError are among them
-            raise EpisodeError("environment", cause_of(error), passing) from error
+            raise EpisodeError("environment", cause_of(error), isinstance(error, _PASSING)) from error
         finally:
             episode.seconds["env"] += time.monotonic() - started_s
+
+
+def _opening(env: Any, prompt: list[Message]) -> list[Message]:
+    messages, _ = env.init(prompt)
+    return list(messages)
+
+
+def _is_amount(reward: Any) -> bool:
+    """Whether it is a finite number, of Python, numpy or torch."""
+    try:
+        return not isinstance(reward, str) and math.isfinite(float(reward))
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _metrics(env: Any) -> dict[str, Any]:
+    return dict(env.get_metrics())
 
 
 def new_env(env_class: str, skyrl_gym_cfg: Any, env_extras: dict[str, Any], max_turns: int) -> Any:

@@ -17,6 +17,7 @@ from skyrl_maze import budget, dataset
 from skyrl_maze.chat import ChatFormat
 from skyrl_maze.config import MazeTrainConfig, needed_gpus
 from skyrl_maze.errors import SetupError
+from skyrl_maze.faults import cause_of
 from skyrl_maze.vision import PictureReader, context_window, model_config, vision_tokens
 
 _NEEDED_BYTES = 1_000_000_000
@@ -134,10 +135,9 @@ def check_budget(cfg: MazeTrainConfig) -> list[str]:
     path = cfg.trainer.policy.model.path
     try:
         tokenizer, reader = AutoTokenizer.from_pretrained(path), PictureReader(path)
-    except (OSError, ValueError) as error:
-        return [
-            f"whether the longest episode fits could not be checked: {path} cannot be read here ({error})"
-        ]
+    except Exception as error:  # whatever a damaged file makes the libraries say
+        why = f"{path} cannot be read here ({cause_of(error)})"
+        return [f"whether the longest episode fits could not be checked: {why}"]
     config = model_config(path)
     chat = ChatFormat(
         tokenizer,
@@ -148,7 +148,9 @@ def check_budget(cfg: MazeTrainConfig) -> list[str]:
     longest = budget.longest_episode(cfg, chat, reader.tokens)
     limits = cfg.generator.inference_engine.engine_init_kwargs.get("limit_mm_per_prompt") or {}
     window = context_window(cfg.generator, config)
-    problems = longest.problems(window, cfg.generator.max_input_length, limits.get("image"))
+    pictures = limits.get("image")
+    allowed = pictures.get("count") if isinstance(pictures, dict) else pictures
+    problems = longest.problems(window, cfg.generator.max_input_length, allowed)
     if problems:
         raise SetupError("the longest episode does not fit:\n  - " + "\n  - ".join(problems))
     return []

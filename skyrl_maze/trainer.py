@@ -17,6 +17,7 @@ from skyrl_maze.advantages import TOLERANCE, rows_without_signal  # noqa: E402
 from skyrl_maze.runlog import RunLog  # noqa: E402
 
 _compat.count_passes_by_success()
+_compat.average_environment_metrics()
 
 
 class Narrator(TrainingCallback):
@@ -106,11 +107,27 @@ class MazeTrainer(RayPPOTrainer):
 
     def compute_advantages_and_returns(self, data: TrainingInputBatch) -> TrainingInputBatch:
         """SkyRL's step, which shows the estimator no sample without a trainable token."""
-        response_mask = data["response_mask"]
-        data["response_mask"] = response_mask * data["loss_mask"].any(dim=-1, keepdim=True)
+        response_mask, living = data["response_mask"], data["loss_mask"].any(dim=-1, keepdim=True)
+        if living.any():  # with none the means that SkyRL logs would be over nothing
+            data["response_mask"] = response_mask * living
         data = super().compute_advantages_and_returns(data)
         data["response_mask"] = response_mask
+        for name in ("advantages", "returns"):
+            data[name] = data[name] * living
         return data
+
+    def handle_dynamic_sampling(
+        self, generator_output: GeneratorOutput, uids: list[str]
+    ) -> tuple[GeneratorOutput, list[str], bool]:
+        """SkyRL's step, to which a lost episode is as good as its group: it makes none look mixed."""
+        rewards, masks = generator_output["rewards"], generator_output["loss_masks"]
+        returns = [sum(reward) for reward in rewards]
+        for i, mask in enumerate(masks):
+            alike = [returns[j] for j, uid in enumerate(uids) if uid == uids[i] and any(masks[j])]
+            if not any(mask) and alike:
+                rewards[i] = [*[0.0] * (len(rewards[i]) - 1), alike[0]]
+        generator_output, uids, keep = super().handle_dynamic_sampling(generator_output, uids)
+        return generator_output, uids, keep
 
     async def train(self) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from skyrl_maze.errors import ConfigError
+from skyrl_maze.pictures import PictureError
 
 RULES = {
     "prefix": "each turn's engine prompt is the beginning of the training sequence",
@@ -115,7 +115,7 @@ class Trajectory:
     def _expanded(self, ids: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
         places = sum(token == self.image_id for token in ids)
         if places != len(pictures):
-            raise ConfigError(
+            raise PictureError(
                 f"the chat template wrote {places} image tokens for {len(pictures)} pictures; "
                 "its messages must show one for each"
             )

@@ -4,8 +4,9 @@ import asyncio
 import io
 import math
 import re
+import struct
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,9 @@ from skyrl_maze.pictures import PictureError, data_of, describe
 from skyrl_maze.trajectory import Picture
 
 # Names under which Hugging Face configs and tokenizers keep such ids; `_index` is the older ending.
-_CONFIG_FIELD = re.compile(r"(image|video|vision)_(\w+_)?token_(id|index)")
+_CONFIG_FIELD = re.compile(r"(image|video|vision|media|boi|eoi)_(\w+_)?token_(id|index)")
 _TOKEN_NAME = re.compile(r"<\|(image|video|vision)_\w+\|>")
+_TOKEN_ATTRIBUTES = ("image_token", "video_token", "boi_token", "eoi_token")
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,28 @@ def vision_tokens(tokenizer: Any, config: Any = None) -> VisionTokens:
         tokenizer: a Hugging Face tokenizer.
         config: the model's config, if there is one at hand.
     """
-    fields = config.to_dict() if config is not None else {}
-    named = {name: value for name, value in fields.items() if _CONFIG_FIELD.fullmatch(name)}
-    from_config = {value for value in named.values() if isinstance(value, int)}
+    named = dict(_fields(config.to_dict())) if config is not None else {}
     added = tokenizer.get_added_vocab()
-    from_tokenizer = {token_id for token, token_id in added.items() if _TOKEN_NAME.fullmatch(token)}
-    image_id = named.get("image_token_id", named.get("image_token_index", added.get("<|image_pad|>")))
-    return VisionTokens(image_id, frozenset(from_config | from_tokenizer))
+    special = {getattr(tokenizer, name, None) for name in _TOKEN_ATTRIBUTES}
+    from_tokenizer = {i for token, i in added.items() if _TOKEN_NAME.fullmatch(token) or token in special}
+    candidates = [named.get("image_token_id"), named.get("image_token_index"), added.get("<|image_pad|>")]
+    image_id = next((i for i in candidates if i is not None), None)
+    ids = {*named.values(), *from_tokenizer}
+    return VisionTokens(image_id, frozenset(i for i in ids if isinstance(i, int) and i >= 0))
+
+
+def _fields(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Names and values that tell of pictures' tokens, those of nested configs before those above them."""
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from _fields(value)
+    yield from ((name, value) for name, value in config.items() if _CONFIG_FIELD.fullmatch(str(name)))
+
+
+def vocabulary_size(tokenizer: Any, config: Any) -> int:
+    """How many ids there are: the tokenizer's, and those that only fill up the model's embedding."""
+    text_config = getattr(config, "text_config", None) or config
+    return max(len(tokenizer), getattr(text_config, "vocab_size", None) or 0)
 
 
 def model_config(path: str | None) -> Any:
@@ -59,8 +76,10 @@ def model_config(path: str | None) -> Any:
 def context_window(generator_cfg: Any, config: Any) -> int | None:
     """Tokens that fit into the engine's context: as configured, else what the model can; None if unknown."""
     configured = generator_cfg.inference_engine.engine_init_kwargs.get("max_model_len")
-    text_config = getattr(config, "text_config", config)
-    window = configured or getattr(text_config, "max_position_embeddings", None)
+    if isinstance(configured, int) and configured > 0:  # else the engine fits it itself
+        return configured
+    text_config = getattr(config, "text_config", None) or config
+    window = getattr(text_config, "max_position_embeddings", None)
     return None if window is None else int(window)
 
 
@@ -75,9 +94,8 @@ class PictureReader:
         self.merge = int(self.processor.merge_size)
 
     def tokens(self, url: str) -> int:
-        """How many language tokens the picture at a `data:` address fills."""
-        with Image.open(io.BytesIO(data_of(url))) as image:
-            grid = self.processor(images=[image.convert("RGB")], return_tensors="pt")["image_grid_thw"]
+        """How many language tokens the picture at a `data:` address fills; raises PictureError if none is."""
+        grid = self._tensors(url, lambda data: Image.open(io.BytesIO(data)).convert("RGB"))["image_grid_thw"]
         return int(grid.prod()) // self.merge**2
 
     def read(self, url: str, dtype: Any = None) -> Picture:
@@ -89,14 +107,16 @@ class PictureReader:
         """
         from vllm.multimodal.media.image import ImageMediaIO
 
-        data = data_of(url)
-        try:
-            image = ImageMediaIO().load_bytes(data).media
-            tensors = self.processor(images=[image], return_tensors="pt")
-        except (ValueError, OSError) as error:
-            raise PictureError(f"cannot read the picture {describe(url)}: {error}") from error
+        tensors = self._tensors(url, lambda data: ImageMediaIO().load_bytes(data).media)
         pixel_values = tensors["pixel_values"]
         return picture(url, pixel_values if dtype is None else pixel_values.to(dtype), tensors, self.merge)
+
+    def _tensors(self, url: str, load: Callable[[bytes], Any]) -> Any:
+        data = data_of(url)
+        try:
+            return self.processor(images=[load(data)], return_tensors="pt")
+        except (ValueError, OSError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
+            raise PictureError(f"cannot read the picture {describe(url)}: {error}") from error
 
 
 def picture(url: str, pixel_values: Any, tensors: Any, merge: int, features: Any = None) -> Picture:
@@ -119,9 +139,18 @@ class Shelf:
     async def get(self, url: str) -> Picture:
         """The picture at `url`; a failure is not kept."""
         task = self._tasks.get(url)
-        if task is None or (task.done() and (task.cancelled() or task.exception())):
+        if not settled(task):
             task = self._tasks[url] = asyncio.ensure_future(self._make(url))
         self._tasks.move_to_end(url)
         while len(self._tasks) > self._room:
             self._tasks.popitem(last=False)
-        return await asyncio.shield(task)
+        return await asyncio.shield(task)  # type: ignore[arg-type]
+
+
+def settled(task: "asyncio.Task[Any] | None") -> bool:
+    """Whether this task has a result, or will have one in this event loop."""
+    if task is None:
+        return False
+    if not task.done():
+        return task.get_loop() is asyncio.get_running_loop()
+    return not task.cancelled() and task.exception() is None

@@ -144,3 +144,32 @@ def test_success_is_counted_in_every_module_of_skyrl_once() -> None:
     _compat.count_passes_by_success()
     assert [module.get_metrics_from_generator_output for module in modules] == before
     assert len(set(before)) == 1
+
+
+def test_environment_metrics_of_several_evaluation_batches_are_averaged_over_episodes():
+    from skyrl.train import evaluate
+
+    _compat.average_environment_metrics()
+    _compat.average_environment_metrics()
+
+    def batch(solved):
+        n = len(solved)
+        return {
+            "prompt_token_ids": [[1]] * n,
+            "response_ids": [[2]] * n,
+            "rewards": [[0.0]] * n,
+            "loss_masks": [[1]] * n,
+            "stop_reasons": ["stop"] * n,
+            "rollout_logprobs": None,
+            "env_metrics": [{} if s is None else {"success": s} for s in solved],
+            "rollout_metrics": {
+                "environment/solve_rate": sum(s or 0 for s in solved)
+                / max(1, sum(s is not None for s in solved)),
+                "generate/retries": 2,
+            },
+        }
+
+    outputs = [batch([1.0, 1.0, 0.0, 0.0]), batch([1.0, None]), batch([None])]
+    metrics = evaluate.concatenate_generator_outputs(outputs)["rollout_metrics"]
+    assert metrics["environment/solve_rate"] == pytest.approx(3 / 5)
+    assert metrics["generate/retries"] == 6

@@ -29,6 +29,7 @@ from transformers import AutoTokenizer  # noqa: E402
 from skyrl_maze.errors import ConfigError  # noqa: E402
 from skyrl_maze.faults import RolloutConfig, RolloutError  # noqa: E402
 from skyrl_maze.generator import MazeVLMGenerator  # noqa: E402
+from skyrl_maze.threads import CallThreads  # noqa: E402
 from skyrl_maze.tiny import _processor  # noqa: E402
 from skyrl_maze.vision import PictureReader  # noqa: E402
 
@@ -312,7 +313,7 @@ def test_the_environment_hears_text_and_the_turn_is_closed_once(
     closed: list[list[str]] = []
     row = {"turns": 2, "closed": closed, "rewards": [0.5, 1.0]}
     generator = build(lambda _p, _n: (list(ids), reason))
-    generator._player.executor = None  # so that `closed` is this very list
+    generator._player.threads = CallThreads(0)  # so that `closed` is this very list
     output = asyncio.run(
         generator.agent_loop([], ENV, row, 8, 2048, sampling_params={"max_tokens": 8, "logprobs": 1})
     )
@@ -562,3 +563,210 @@ def test_a_template_of_ones_own_is_used(build: Any, tokenizer: Any, tmp_path: Pa
     text = tokenizer.decode(output["prompt_token_ids"][0] + output["response_ids"][0])
     assert text.startswith("hello")
     assert text.count("hello") == 1
+
+
+# Environments and engines that do what nobody expects
+
+
+class OddEnv(ColourEnv):
+    """Replaces what one of its methods returns."""
+
+    def __init__(self, env_config: Any = None, extras: dict[str, Any] | None = None) -> None:
+        super().__init__(env_config, extras)
+        name, result = self.row.get("odd", ("", None))
+        if name:
+            setattr(self, name, result)
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+ODD = {
+    "metrics fail": ("get_metrics", lambda: _raise(KeyError("gone"))),
+    "metrics are None": ("get_metrics", lambda: None),
+    "a step gives None": ("step", lambda _a: None),
+    "a step lacks done": ("step", lambda _a: {"reward": 0.0, "observations": []}),
+    "observations are None": ("step", lambda _a: {"reward": 0.0, "observations": None, "done": False}),
+    "a message is None": ("step", lambda _a: {"reward": 0.0, "observations": [None], "done": False}),
+    "content is a number": (
+        "step",
+        lambda _a: {"reward": 0.0, "observations": [{"role": "user", "content": 5}], "done": False},
+    ),
+    "init gives None": ("init", lambda _p: None),
+    "init gives three": ("init", lambda _p: ([], {}, 1)),
+    "an error without words": ("step", lambda _a: _raise(UnreadableError())),
+    "a reward beyond floats": ("step", lambda _a: {"reward": 10**400, "observations": [], "done": True}),
+    "it leaves the process": ("step", lambda _a: _raise(SystemExit(1))),
+    "an exhausted iterator": ("step", lambda _a: next(iter(()))),
+    "a picture that is none": (
+        "init",
+        lambda _p: (
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}],
+                }
+            ],
+            {},
+        ),
+    ),
+    "a picture elsewhere": (
+        "init",
+        lambda _p: (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}],
+            {},
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(ODD))
+@pytest.mark.parametrize("place", [0, 2])
+def test_an_odd_environment_costs_its_own_episode(
+    build: Any, monkeypatch: pytest.MonkeyPatch, what: str, place: int
+) -> None:
+    monkeypatch.setattr(skyrl_gym.envs.registration.registry[ENV], "entry_point", OddEnv)
+    rows: list[dict[str, Any]] = [{}, {}, {}]
+    rows[place] = {"odd": ODD[what]}
+    monkeypatch.setattr("copy.deepcopy", lambda x, _memo=None: dict(x) if isinstance(x, dict) else list(x))
+    output = play(build(rollouts=RolloutConfig(env_timeout_s=20, retry_wait_s=0)), rows)
+    assert [reason is not None for reason in output["masked_because"]] == [i == place for i in range(3)]
+    assert output["loss_masks"][place] == [0]
+    assert output["pixel_values"][place] is not None
+    assert "generate/lost_internal" not in output["rollout_metrics"]
+
+
+@pytest.mark.parametrize("reward", [1, True, float("0.5")])
+def test_rewards_of_any_number_type_are_taken(build: Any, reward: Any) -> None:
+    import numpy as np
+
+    rewards = [reward, np.float32(0.5), torch.tensor(0.25)]
+    output = play(build(), [{"rewards": rewards}])
+    assert sum(output["rewards"][0]) == pytest.approx(float(reward) + 0.75)
+
+
+def test_an_episode_without_pictures_among_others_is_lost_alone(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blind = lambda self: {"role": "user", "content": "dark"}  # noqa: E731
+    monkeypatch.setattr(
+        ColourEnv, "_show", lambda self, show=ColourEnv._show: (blind if "dark" in self.row else show)(self)
+    )
+    output = play(build(), [{}, {"dark": True}])
+    assert [reason is None for reason in output["masked_because"]] == [True, False]
+    assert output["rollout_metrics"]["generate/lost_picture"] == 1
+    assert output["pixel_values"][1] is not None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda reply: reply.update(prompt_token_ids="abc"),
+        lambda reply: reply.update(prompt_token_ids=[None]),
+        lambda reply: reply["choices"][0].update(token_ids=[2**70]),
+        lambda reply: reply["choices"][0].update(token_ids=[99_999]),
+        lambda reply: reply["choices"][0].update(token_ids=[True]),
+        lambda reply: reply["choices"][0]["logprobs"]["content"][0].update(logprob=5.0),
+        lambda reply: reply["choices"][0]["logprobs"]["content"][0].update(logprob=None),
+    ],
+)
+def test_ids_and_log_probabilities_that_cannot_be_are_no_reply(
+    build: Any, damage: Callable[[Any], Any]
+) -> None:
+    generator = build(rollouts=RolloutConfig(retries=0))
+    client = client_of(generator)
+    play(generator, [{}])
+    post = client._post
+
+    async def damaged(url: str, json: Any, headers: Any) -> Any:
+        reply = await post(url, json, headers)
+        if headers["X-Session-ID"] == "maze-1_0":
+            damage(reply)
+        return reply
+
+    client._post = damaged
+    output = play(generator, [{}, {}])
+    assert [reason is None for reason in output["masked_because"]] == [True, False]
+    assert output["rollout_metrics"]["generate/lost_reply"] == 1
+
+
+def test_an_engine_that_is_gone_is_asked_no_oftener_than_allowed(build: Any) -> None:
+    generator = build(rollouts=RolloutConfig(retries=3, retry_wait_s=0))
+    client, asked = client_of(generator), 0
+    play(generator, [{}])
+    post = client._post
+
+    async def gone(url: str, json: Any, headers: Any) -> Any:
+        nonlocal asked
+        if headers["X-Session-ID"] != "maze-1_0":
+            return await post(url, json, headers)
+        asked += 1
+        raise ConnectionError("refused")
+
+    client._post = gone
+    output = play(generator, [{}, {}])
+    assert output["masked_because"][1] is not None
+    assert asked == 4
+
+
+def test_an_engine_whose_probe_fails_with_500_gets_tensors(build: Any) -> None:
+    class Answer500Error(Exception):
+        status = 500
+
+    generator = build(rollouts=RolloutConfig(retries=0))
+    client = client_of(generator)
+
+    async def broken(*_args: Any, **_kwargs: Any) -> Any:
+        raise Answer500Error("content_parts: not implemented")
+
+    client._post = broken
+    said: list[str] = []
+    generator._engine._notify = said.append
+    assert play(generator, [{}])["masked_because"] == [None]
+    assert "as tensors" in said[0]
+    assert "not implemented" in said[0]
+
+
+def test_a_batch_that_is_given_up_leaves_no_episode_running(build: Any) -> None:
+    started, finished = 0, 0
+
+    async def slow(url: str, json: Any, headers: Any, post: Any = None) -> Any:
+        nonlocal started, finished
+        started += 1
+        await asyncio.sleep(30)
+        finished += 1
+
+    generator = build()
+    play(generator, [{}])
+    client_of(generator)._post = slow
+
+    async def give_up() -> list[Any]:
+        batch = {"prompts": [[]] * 6, "env_classes": [ENV] * 6, "env_extras": [{} for _ in range(6)]}
+        task = asyncio.ensure_future(generator.generate(batch, disable_tqdm=True))
+        while not started:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.05)
+        return [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+
+    assert asyncio.run(give_up()) == []
+    assert finished == 0
+
+
+def test_causes_name_no_base64(build: Any) -> None:
+    url = picture_part(3)["image_url"]["url"]
+    output = play(build(), [{"fails": {"step 1": ValueError(f"bad observation {url}")}}, {}])
+    assert "base64" not in output["masked_because"][0]
+    assert "sha256:" in output["masked_because"][0]
+    with pytest.raises(RolloutError) as raised:
+        play(build(), [{"fails": {"step 1": ValueError(f"bad observation {url}")}}])
+    assert "base64" not in str(raised.value)
+    assert "32x32" in str(raised.value)

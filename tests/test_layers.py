@@ -14,20 +14,10 @@ PACKAGES = ("entrypoints", "recipes", "hyperpod")
 # From the bottom up: a module imports only what stands before it.
 ORDER = (
     *("errors", "maze", "render", "actions", "prompt", "reward", "episode", "env", "gymnasium_env"),
-    *("dataset", "recipes", "runlog", "pictures", "chat", "trajectory", "faults", "_compat", "cpu", "tiny"),
-    *(
-        "advantages",
-        "config",
-        "console",
-        "vision",
-        "budget",
-        "preflight",
-        "worker",
-        "engine",
-        "player",
-        "generator",
-    ),
-    *("trainer", "experiment", "launch", "entrypoints", "cli", "hyperpod"),
+    *("dataset", "recipes", "runlog", "pictures", "chat", "trajectory", "faults", "threads"),
+    *("_compat", "cpu", "tiny", "advantages", "config", "console", "vision", "budget", "preflight"),
+    *("worker", "engine", "player", "generator", "trainer", "experiment"),
+    *("launch", "entrypoints", "cli", "hyperpod"),
 )
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
@@ -35,11 +25,8 @@ MAY_BE_HEAVY = {
     *("advantages", "config", "vision", "budget", "preflight"),
     *("worker", "engine", "player", "generator", "trainer", "experiment"),
 }
-PURE = [name for name in ORDER[: ORDER.index("advantages")] if name != "_compat"] + [
-    "console",
-    "launch",
-    "cli",
-]
+BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
+PURE = [name for name in (*BEFORE_TRAINER, "console", "launch", "cli") if name != "_compat"]
 
 # Test files about the whole, not about one module.
 TOPICS = {"layers", "packaging", "bootstrap", "rehearsal", "docs", "benchmarks"}

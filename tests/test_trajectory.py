@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyrl_maze.errors import ConfigError
+from skyrl_maze.pictures import PictureError
 from skyrl_maze.trajectory import RULES, Picture, Trajectory, broken_rules
 
 END, START, IMAGE, VIDEO = 2, 3, 7, 8
@@ -184,14 +184,14 @@ def test_an_empty_answer_never_pays_the_turn_before():
 @pytest.mark.parametrize("method", ["open", "observe"])
 def test_ids_and_pictures_that_do_not_fit_are_refused_and_nothing_is_appended(method, ids, shown):
     t = Trajectory(IMAGE, BANNED)
-    with pytest.raises(ConfigError, match=f"wrote {ids.count(IMAGE)} image tokens for {shown} pictures"):
+    with pytest.raises(PictureError, match=f"wrote {ids.count(IMAGE)} image tokens for {shown} pictures"):
         getattr(t, method)(ids, [picture("a")] * shown)
     assert t == Trajectory(IMAGE, BANNED)
 
 
 def test_a_model_without_pictures_takes_none_and_needs_no_merge_size():
     t = Trajectory()
-    with pytest.raises(ConfigError, match="wrote 0 image tokens for 1 pictures"):
+    with pytest.raises(PictureError, match="wrote 0 image tokens for 1 pictures"):
         t.open([START, IMAGE], [picture("a")])
     t.open([START, IMAGE], [])
     t.sample([20, END], None, t.ids)
