@@ -15,6 +15,7 @@ PACKAGES = ("entrypoints", "recipes", "hyperpod")
 ORDER = (
     *("errors", "maze", "render", "actions", "prompt", "reward", "episode", "env", "gymnasium_env"),
     *("dataset", "recipes", "runlog", "pictures", "chat", "trajectory", "faults", "_compat", "cpu", "tiny"),
+    *("durable", "shards", "adapter", "merge", "complete", "versions"),
     *(
         "advantages",
         "config",
