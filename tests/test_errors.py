@@ -17,6 +17,7 @@ STANDARD = {
     "ConfigError": ValueError,
     "RewardError": ValueError,
     "DatasetError": ValueError,
+    "AdapterError": ValueError,
     "SetupError": RuntimeError,
 }
 

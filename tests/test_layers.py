@@ -15,15 +15,16 @@ PACKAGES = ("entrypoints", "recipes", "hyperpod")
 ORDER = (
     *("errors", "maze", "render", "actions", "prompt", "reward", "episode", "env", "gymnasium_env"),
     *("dataset", "recipes", "runlog", "pictures", "chat", "trajectory", "faults", "threads"),
+    *("durable", "shards", "adapter", "merge", "complete", "versions"),
     *("_compat", "cpu", "tiny", "advantages", "config", "console", "vision", "budget", "preflight"),
-    *("worker", "engine", "player", "generator", "trainer", "experiment"),
+    *("sharing", "worker", "engine", "player", "generator", "trainer", "experiment"),
     *("launch", "entrypoints", "cli", "hyperpod"),
 )
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
 MAY_BE_HEAVY = {
     *("advantages", "config", "vision", "budget", "preflight"),
-    *("worker", "engine", "player", "generator", "trainer", "experiment"),
+    *("sharing", "worker", "engine", "player", "generator", "trainer", "experiment"),
 }
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
 PURE = [name for name in (*BEFORE_TRAINER, "console", "launch", "cli") if name != "_compat"]
