@@ -30,6 +30,19 @@ DEVICES = ("cuda", "cpu")
 CONSOLES = ("full", "progress")
 
 
+WIRE_DTYPES = ("bfloat16", "float32", "float16")
+
+
+@dataclass
+class AdapterConfig(BaseConfig):
+    """How the LoRA adapter is shared, below `trainer.policy.model.lora.lora_sync_path`."""
+
+    wire_dtype: str = "bfloat16"
+    """What the shards and the merged adapter are written in: `bfloat16`, `float16` or `float32`."""
+    keep: int = 3
+    """Complete versions that stay."""
+
+
 @dataclass
 class RunConfig(BaseConfig):
     """What belongs to the run as a whole, not to one of its parts."""
@@ -42,6 +55,7 @@ class RunConfig(BaseConfig):
     """`cuda`, or `cpu` to rehearse without a GPU."""
     console: str = "full"
     """`full` prints all that SkyRL, Ray and vLLM say; `progress` one line a step, the rest to a log file."""
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
     warm_up_steps: int = 200
     """Supervised steps of the rehearsal's tiny model; 0 leaves it random, so that it may say anything."""
 
@@ -214,6 +228,7 @@ def _run_problems(cfg: MazeTrainConfig) -> list[str]:
 # Bounds that SkyRL does not check, and that would end a run long after its start.
 _RANGES = {
     "run.warm_up_steps": (0, 1_000_000),
+    "run.adapter.keep": (1, 10**6),
     "trainer.policy.optimizer_config.lr": (0, 1),
     "trainer.policy.model.lora.rank": (0, 4096),
     "trainer.seed": (0, 2**32 - 1),
@@ -240,6 +255,7 @@ _RANGES = {
     "environment.skyrl_gym.max_env_workers": (0, 10_000),
 }
 _CHOICES = {
+    "run.adapter.wire_dtype": WIRE_DTYPES,
     "trainer.strategy": ("fsdp",),
     "trainer.logger": ("console", "wandb", "mlflow", "swanlab", "tensorboard"),
     "trainer.resume_mode": ("latest", "none", "from_path", None),

@@ -66,7 +66,7 @@ class MazeExperiment(BasePPOExp):
 
     def get_trainer(self, cfg: Any, **parts: Any) -> RayPPOTrainer:
         self.log.event("loading_policy", ranks=policy_ranks(cfg))
-        return MazeTrainer(cfg=cfg, callbacks=[Narrator(self.log)], **parts)
+        return MazeTrainer(cfg=cfg, callbacks=[Narrator(self.log)], log=self.log, **parts)
 
     def run(self) -> None:
         try:

@@ -6,6 +6,7 @@ _compat.install()
 
 from typing import Any  # noqa: E402
 
+import ray  # noqa: E402
 from loguru import logger  # noqa: E402
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch  # noqa: E402
 from skyrl.train.generators.base import GeneratorInput, GeneratorOutput  # noqa: E402
@@ -15,6 +16,8 @@ from skyrl.train.utils.trajectory_logging import TrajectoryLogger, pretty_print_
 
 from skyrl_maze.advantages import TOLERANCE, rows_without_signal  # noqa: E402
 from skyrl_maze.runlog import RunLog  # noqa: E402
+from skyrl_maze.sharing import Share, shared_root, start_merger  # noqa: E402
+from skyrl_maze.versions import clean_leftovers, new_version  # noqa: E402
 
 _compat.count_passes_by_success()
 _compat.average_environment_metrics()
@@ -68,7 +71,8 @@ class Narrator(TrainingCallback):
 class MazeTrainer(RayPPOTrainer):
     """SkyRL's trainer; lost episodes take no part in its statistics, and its examples can be read."""
 
-    def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, cfg: Any, *args: Any, log: RunLog, **kwargs: Any) -> None:
+        self._log = log
         # SkyRL prints the dataset's prompt and decoded image tokens; `generate` prints the conversation.
         self._example_interval, cfg.trainer.print_example_interval = cfg.trainer.print_example_interval, 0
         super().__init__(cfg, *args, **kwargs)
@@ -77,6 +81,30 @@ class MazeTrainer(RayPPOTrainer):
         from skyrl_maze import worker
 
         super().build_models(worker.PolicyWorker, CriticWorker, worker.RefWorker)
+        if self.cfg.trainer.policy.model.lora.rank > 0:
+            self._share_through_folder()
+
+    def _share_through_folder(self) -> None:
+        """Give every synchronisation of weights a version of its own, numbered by the step."""
+        run, lora = self.cfg.run, self.cfg.trainer.policy.model.lora
+        root = shared_root(lora.lora_sync_path)
+        clean_leftovers(root, run.id, older_than_s=0)  # the run's folder is locked: they are a dead run's
+        merger, policy = start_merger(), self.dispatch._actor_groups["policy"]
+        synchronise = self.dispatch.save_weights_for_sampler
+
+        async def share(model_id: str | None = None) -> None:
+            version = new_version(root, run.id, self.global_step)
+            base = self.cfg.trainer.policy.model.path
+            coming = Share(version, base, run.adapter.wire_dtype, run.adapter.keep, merger)
+            ray.get(policy.async_run_ray_method("pass_through", "next_share", coming))
+            await synchronise(model_id)
+            report = ray.get(merger.report.remote(), timeout=60)
+            self.all_metrics["adapter/step"] = report["step"]
+            self.all_metrics["adapter/bytes"] = report["bytes"]
+            self.all_metrics["timing/adapter_merge"] = report["seconds"]
+            self._log.event("shared", **report)
+
+        self.dispatch.save_weights_for_sampler = share
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
         output = await super().generate(input_batch)

@@ -13,9 +13,36 @@ from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import (  # noqa: E402
     FSDPRefWorkerBase,
 )
 
+from skyrl_maze.sharing import Share, share_adapter  # noqa: E402
+
 
 class MazePolicyWorker(FSDPPolicyWorkerBase):
-    """One FSDP rank of the policy."""
+    """One FSDP rank of the policy; its adapter reaches the engines through a shared folder."""
+
+    _share: Share | None = None
+
+    def next_share(self, share: Share) -> None:
+        """The version that the next synchronisation of weights makes."""
+        self._share = share
+
+    async def broadcast_to_inference_engines(
+        self, inference_engine_client: Any, inference_engine_cfg: Any, model_id: str | None = None
+    ) -> None:
+        """SkyRL's hook after every optimizer step, without gathering a matrix: see `sharing`."""
+        share, self._share = self._share, None
+        if not self._is_lora or share is None:
+            await super().broadcast_to_inference_engines(
+                inference_engine_client, inference_engine_cfg, model_id
+            )
+            return
+        client = inference_engine_client or self._weight_sync_inference_client
+        reset = self._reset_prefix_cache_task(client, inference_engine_cfg)
+        lora_name, _ = self._resolve_lora_sync_target(model_id)
+        try:
+            await share_adapter(share, self.model.model, client, lora_name)
+        finally:
+            if reset is not None:
+                await reset
 
     async def init_weight_sync_state(self, inference_engine_client: Any, inference_engine_cfg: Any) -> None:
         """Keep the client; a LoRA policy reaches the engines as files and needs no broadcast group.

@@ -1,0 +1,195 @@
+"""How an adapter reaches the engines: ranks write shards, the head node merges, every engine loads it.
+
+rank: own rows -> shards/        no collective
+all ranks: what went wrong?      one exchange, so that none waits for a rank that failed
+head node: shards -> adapter/    an actor that needs neither GPU nor model
+rank 0: every engine loads it    one immutable folder a version
+all ranks: what went wrong?
+"""
+
+import asyncio
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+from loguru import logger
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from tenacity import retry, stop_after_attempt, wait_random_exponential
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from skyrl_maze.adapter import peft_config
+from skyrl_maze.errors import AdapterError
+from skyrl_maze.faults import cause_of
+from skyrl_maze.merge import apply_merge, plan_merge
+from skyrl_maze.shards import read_manifests, write_shard
+from skyrl_maze.versions import Version, publish, retain
+
+HEAD_RESOURCE = "node:__internal_head__"
+WIRE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+# Below the ten minutes after which the ranks' collectives give up.
+_MERGE_LIMIT_S = 240
+_LOAD_LIMIT_S = 120
+_LOAD_ATTEMPTS = 3
+_NO_ROWS = slice(0, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """One version of the adapter, about to be shared."""
+
+    version: Version
+    base_model: str
+    wire_dtype: str
+    keep: int
+    """How many complete versions stay."""
+    merger: Any
+    """Handle of the `Merger`."""
+
+
+class Merger:
+    """Merges shards where it was put, which is the head node if there is one."""
+
+    def __init__(self) -> None:
+        self._report: dict[str, Any] = {}
+
+    def merge(self, version: Version, config: dict[str, Any]) -> dict[str, Any]:
+        """Publish the adapter of a version whose shards are written; what it reports is kept."""
+        started_s = time.monotonic()
+        plan = plan_merge(read_manifests(version.shards))
+        publish(version, lambda scratch: apply_merge(plan, version.shards, scratch, config))
+        self._report = {
+            "step": version.step,
+            "attempt": version.attempt,
+            "path": str(version.adapter),
+            "bytes": plan.bytes,
+            "seconds": time.monotonic() - started_s,
+            "node": _node(),
+            "on_head": HEAD_RESOURCE in _assigned_resources(),
+        }
+        return self._report
+
+    def report(self) -> dict[str, Any]:
+        """What the last merge came to; empty before the first."""
+        return self._report
+
+
+def start_merger() -> Any:
+    """An actor on the head node, or on this one where no node is marked as head. It takes no CPU slot."""
+    if HEAD_RESOURCE in ray.cluster_resources():  # type: ignore[no-untyped-call]
+        options: dict[str, Any] = {"resources": {HEAD_RESOURCE: 0.001}}
+    else:
+        here = ray.get_runtime_context().get_node_id()
+        options = {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
+    return ray.remote(num_cpus=0, **options)(Merger).remote()
+
+
+def local_rows(peft_model: Any) -> dict[str, tuple[torch.Tensor, tuple[int, ...], int]]:
+    """This rank's rows of every LoRA matrix, by PEFT's name: rows, shape of the whole, number of the first.
+
+    Where several ranks hold the same rows, the first of them gives them and the others none.
+    """
+    rows = {}
+    for name, parameter in peft_model.named_parameters():
+        if "lora_" not in name:
+            continue
+        shape = tuple(parameter.shape)
+        if not isinstance(parameter, DTensor):
+            held, first = parameter, 0
+            owner = dist.get_rank() == 0
+        else:
+            held, mesh = parameter.to_local(), parameter.device_mesh
+            _, offset = compute_local_shape_and_global_offset(shape, mesh, parameter.placements)
+            first = offset[0] if held.shape[0] else 0
+            owner = all(
+                placement.is_shard(0) or mesh.get_local_rank(dim) == 0
+                for dim, placement in enumerate(parameter.placements)
+            )
+        tensor = held.detach() if owner else held.detach()[_NO_ROWS]
+        rows[name.replace(".default.", ".")] = (tensor, shape, first if owner else 0)
+    return rows
+
+
+async def share_adapter(share: Share, peft_model: Any, client: Any, lora_name: str) -> None:
+    """Share this rank's part, and return when every engine serves the version; all ranks call it together.
+
+    Raises:
+        AdapterError: on every rank alike, naming rank, node and cause.
+    """
+    version, rank = share.version, dist.get_rank()
+
+    def write() -> None:
+        write_shard(
+            version.shards,
+            rank,
+            dist.get_world_size(),
+            local_rows(peft_model),
+            WIRE_DTYPES[share.wire_dtype],
+            run_id=version.run_id,
+            step=version.step,
+            attempt=version.attempt,
+        )
+
+    _raise_together(await _failure(asyncio.to_thread(write)), f"writing the shards of {version.path}")
+    failure = None
+    if rank == 0:
+        failure = await _failure(_merge_and_load(share, peft_model, client, lora_name))
+    _raise_together(failure, f"publishing {version.path}")
+
+
+async def _merge_and_load(share: Share, peft_model: Any, client: Any, lora_name: str) -> None:
+    given = dataclasses.asdict(peft_model.peft_config["default"])
+    config = peft_config(given, share.base_model)
+    merging = share.merger.merge.remote(share.version, config)
+    await asyncio.wait_for(asyncio.wrap_future(merging.future()), _MERGE_LIMIT_S)
+
+    @retry(stop=stop_after_attempt(_LOAD_ATTEMPTS), wait=wait_random_exponential(max=5), reraise=True)
+    async def load() -> None:
+        loading = client.load_lora_adapter(lora_name, str(share.version.adapter))
+        await asyncio.wait_for(loading, _LOAD_LIMIT_S)
+
+    await load()
+    versions = share.version.path.parent
+    await asyncio.to_thread(
+        retain, versions.parent.parent, share.version.run_id, share.keep, in_use=[share.version]
+    )
+    logger.info(f"step {share.version.step}: every engine loaded {share.version.adapter}")
+
+
+async def _failure(work: Any) -> str | None:
+    try:
+        await work
+    except Exception as error:
+        return f"rank {dist.get_rank()} on {_node()}: {cause_of(_below_ray(error))}"
+    return None
+
+
+def _assigned_resources() -> dict[str, float]:
+    return dict(ray.get_runtime_context().get_assigned_resources())  # type: ignore[no-untyped-call]
+
+
+def _node() -> str:
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def _below_ray(error: BaseException) -> BaseException:
+    cause = getattr(error, "cause", None)
+    return _below_ray(cause) if isinstance(cause, BaseException) else error
+
+
+def _raise_together(failure: str | None, what: str) -> None:
+    """Tell all ranks what failed on any; raise the same AdapterError on each if something did."""
+    failures: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failure)
+    if found := [text for text in failures if text is not None]:
+        raise AdapterError(f"{what} failed: " + "; ".join(found))
+
+
+def shared_root(lora_sync_path: str) -> Path:
+    """The folder that all nodes see, below which versions lie by run id."""
+    return Path(os.path.abspath(lora_sync_path))
