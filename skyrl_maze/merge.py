@@ -14,6 +14,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from skyrl_maze.adapter import CONFIG_FILE, WEIGHTS_FILE, adapter_problems
 from skyrl_maze.durable import (
     CHUNK_BYTES,
@@ -249,7 +251,19 @@ def apply_merge(
                 reader.finish()
         with new_file(out_folder / CONFIG_FILE) as file:
             file.write(config)
+        _read_back(plan, out_folder / WEIGHTS_FILE)
     return [weights.record(WEIGHTS_FILE), file.record(CONFIG_FILE)]
+
+
+def _read_back(plan: MergePlan, path: Path) -> None:
+    """Let safetensors, which every loader uses, judge the file's structure."""
+    try:
+        with safe_open(path, framework="np") as file:
+            names = set(file.keys())
+    except SafetensorError as error:
+        raise AdapterError(f"safetensors does not read {path}: {error}") from error
+    if names != {tensor.name for tensor in plan.tensors}:
+        raise AdapterError(f"safetensors finds other matrices in {path} than were written")
 
 
 def _copy(

@@ -28,7 +28,7 @@ ORDER = (
         "player",
         "generator",
     ),
-    *("trainer", "experiment", "launch", "entrypoints", "cli", "hyperpod"),
+    *("trainer", "experiment", "launch", "entrypoints", "lora_cli", "cli", "hyperpod"),
 )
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
@@ -39,6 +39,7 @@ MAY_BE_HEAVY = {
 PURE = [name for name in ORDER[: ORDER.index("advantages")] if name != "_compat"] + [
     "console",
     "launch",
+    "lora_cli",
     "cli",
 ]
 
