@@ -186,8 +186,11 @@ class _ShardReader:
         size, header = os.fstat(self._file.fileno()).st_size, shard_header(self._manifest.tensors)
         if size != self._manifest.bytes:
             raise self._damaged(f"it has {size:,} bytes, its manifest says {self._manifest.bytes:,}")
-        if b"".join(self.chunks(len(header))) != header:
-            raise self._damaged("its header is not what its manifest says")
+        rest = memoryview(header)
+        for chunk in self.chunks(len(header)):
+            expected, rest = rest[: len(chunk)], rest[len(chunk) :]
+            if chunk != expected:
+                raise self._damaged("its header is not what its manifest says")
 
     def chunks(self, count: int) -> Iterator[memoryview]:
         """The next `count` bytes; each chunk holds only until the next is asked for."""
