@@ -1,4 +1,4 @@
-"""Publishes a version again and again in child processes that die, or run out of disk, one step later each time.
+"""Publishes a version in child processes that die, or run out of disk, one step later each time.
 
     python adapter_crashes.py kill|full FOLDER      prints how many steps there were
 
