@@ -4,8 +4,10 @@ vLLM takes matrices with unknown names in silence and computes without them, so 
 """
 
 import enum
+import json
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from skyrl_maze.errors import AdapterError
@@ -112,6 +114,24 @@ def peft_config(
         **{"bias": "none", **kept},
         "init_lora_weights": True,
     }
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings in an adapter_config.json.
+
+    Raises:
+        AdapterError: the file is missing or holds something else.
+    """
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise AdapterError(
+            f"cannot read the adapter config {path}: {reason}; give an {CONFIG_FILE} of this run"
+        ) from error
+    if not isinstance(settings, dict) or settings.get("peft_type") != "LORA" or "r" not in settings:
+        raise AdapterError(f"{path} is no config of a LoRA adapter; give an {CONFIG_FILE} of this run")
+    return settings
 
 
 def _plain(value: Any, name: str) -> Any:

@@ -206,7 +206,7 @@ def record_of(folder: Path, name: str) -> FileRecord:
 
 def sealed(record: dict[str, Any]) -> bytes:
     """A record as JSON that holds its own checksum."""
-    return json.dumps({**record, _SEAL: _digest(record)}, indent=1).encode() + b"\n"
+    return json.dumps({**record, _SEAL: _digest(record)}).encode() + b"\n"
 
 
 def _digest(record: dict[str, Any]) -> str:

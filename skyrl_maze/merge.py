@@ -14,6 +14,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from skyrl_maze.adapter import CONFIG_FILE, WEIGHTS_FILE, adapter_problems
 from skyrl_maze.durable import (
     CHUNK_BYTES,
@@ -184,8 +186,11 @@ class _ShardReader:
         size, header = os.fstat(self._file.fileno()).st_size, shard_header(self._manifest.tensors)
         if size != self._manifest.bytes:
             raise self._damaged(f"it has {size:,} bytes, its manifest says {self._manifest.bytes:,}")
-        if b"".join(self.chunks(len(header))) != header:
-            raise self._damaged("its header is not what its manifest says")
+        rest = memoryview(header)
+        for chunk in self.chunks(len(header)):
+            expected, rest = rest[: len(chunk)], rest[len(chunk) :]
+            if chunk != expected:
+                raise self._damaged("its header is not what its manifest says")
 
     def chunks(self, count: int) -> Iterator[memoryview]:
         """The next `count` bytes; each chunk holds only until the next is asked for."""
@@ -249,7 +254,19 @@ def apply_merge(
                 reader.finish()
         with new_file(out_folder / CONFIG_FILE) as file:
             file.write(config)
+        _read_back(plan, out_folder / WEIGHTS_FILE)
     return [weights.record(WEIGHTS_FILE), file.record(CONFIG_FILE)]
+
+
+def _read_back(plan: MergePlan, path: Path) -> None:
+    """Let safetensors, which every loader uses, judge the file's structure."""
+    try:
+        with safe_open(path, framework="np") as file:
+            names = set(file.keys())
+    except SafetensorError as error:
+        raise AdapterError(f"safetensors does not read {path}: {error}") from error
+    if names != {tensor.name for tensor in plan.tensors}:
+        raise AdapterError(f"safetensors finds other matrices in {path} than were written")
 
 
 def _copy(

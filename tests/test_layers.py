@@ -16,9 +16,10 @@ ORDER = (
     *("errors", "maze", "render", "actions", "prompt", "reward", "episode", "env", "gymnasium_env"),
     *("dataset", "recipes", "runlog", "pictures", "chat", "trajectory", "faults", "threads"),
     *("durable", "shards", "adapter", "merge", "complete", "versions"),
+    *("export_plan", "export_source", "export", "remote"),
     *("_compat", "cpu", "tiny", "advantages", "config", "console", "vision", "budget", "preflight"),
     *("sharing", "worker", "engine", "player", "generator", "trainer", "experiment"),
-    *("launch", "entrypoints", "cli", "hyperpod"),
+    *("launch", "entrypoints", "lora_export_cli", "lora_cli", "cli", "hyperpod"),
 )
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
@@ -27,7 +28,8 @@ MAY_BE_HEAVY = {
     *("sharing", "worker", "engine", "player", "generator", "trainer", "experiment"),
 }
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
-PURE = [name for name in (*BEFORE_TRAINER, "console", "launch", "cli") if name != "_compat"]
+COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "cli")
+PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name != "_compat"]
 
 # Test files about the whole, not about one module.
 TOPICS = {"layers", "packaging", "bootstrap", "rehearsal", "docs", "benchmarks"}
