@@ -139,7 +139,8 @@ def declared(*extras: str) -> set[str]:
 
 
 def third_party_imports(folder: Path) -> Iterator[tuple[str, str]]:
-    """Pairs of file and imported top-level module, standard library and this package left out."""
+    """Pairs of file and imported top-level module, standard library and this checkout left out."""
+    ours = {"skyrl_maze", "benchmarks", *(path.stem for path in folder.glob("*.py"))}
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             modules = []
@@ -148,7 +149,7 @@ def third_party_imports(folder: Path) -> Iterator[tuple[str, str]]:
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
                 modules = [node.module]
             for module in {name.partition(".")[0] for name in modules} - sys.stdlib_module_names:
-                if module != "skyrl_maze":
+                if module not in ours:
                     yield path.name, module
 
 
