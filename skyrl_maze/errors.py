@@ -35,6 +35,10 @@ class DatasetError(SkyRLMazeError, ValueError):
     """A maze set that cannot be made, read or used for training."""
 
 
+class AdapterError(SkyRLMazeError, ValueError):
+    """An adapter, or a shard of one, that cannot be written, read or trusted."""
+
+
 class SetupError(SkyRLMazeError, RuntimeError):
     """The machine lacks what the run needs: a GPU, a package, disk space, a free port."""
 

@@ -15,6 +15,7 @@ PACKAGES = ("entrypoints", "recipes", "hyperpod")
 ORDER = (
     *("errors", "maze", "render", "actions", "prompt", "reward", "episode", "env", "gymnasium_env"),
     *("dataset", "recipes", "runlog", "pictures", "chat", "trajectory", "faults", "_compat", "cpu", "tiny"),
+    *("export_plan", "export_source", "export", "remote", "lora_export_cli"),
     *(
         "advantages",
         "config",
