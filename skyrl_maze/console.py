@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from skyrl_maze.runlog import METRICS_FILE, read_metrics
+from skyrl_maze.versions import latest
 
 if TYPE_CHECKING:
     from skyrl_maze.config import MazeTrainConfig
@@ -138,13 +139,18 @@ def summary(cfg: "MazeTrainConfig", earlier_records: int = 0) -> Table:
         table.add_row("seconds per step", f"{sum(r['timing/step'] for r in steps) / len(steps):.1f}")
     places = {
         "checkpoint": _latest_checkpoint(Path(cfg.trainer.ckpt_path)),
-        "adapter": Path(cfg.trainer.policy.model.lora.lora_sync_path),
+        "adapter": _latest_adapter(cfg),
         "metrics": root / METRICS_FILE,
         "logs": Path(cfg.trainer.log_path),
     }
     for name, path in places.items():
         table.add_row(name, str(path) if path and path.exists() else "none")
     return table
+
+
+def _latest_adapter(cfg: "MazeTrainConfig") -> Path | None:
+    version = latest(Path(cfg.trainer.policy.model.lora.lora_sync_path), cfg.run.id)
+    return version.adapter if version else None
 
 
 def _latest_checkpoint(folder: Path) -> Path | None:

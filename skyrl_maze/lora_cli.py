@@ -9,17 +9,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from skyrl_maze import complete, versions
+from skyrl_maze import complete, lora_export_cli, versions
 from skyrl_maze.adapter import CONFIG_FILE, read_config
 from skyrl_maze.merge import apply_merge, plan_merge
 from skyrl_maze.shards import read_manifests
 
 app = typer.Typer(no_args_is_help=True)
+app.registered_commands += lora_export_cli.app.registered_commands
 
 
 @app.callback()
 def _root() -> None:
-    """Merge and check LoRA adapters of a run. Example: skyrl-maze lora verify runs/mine/versions/8.0"""
+    """Merge, check, export and publish LoRA adapters. Example: skyrl-maze lora verify mine/versions/8.0"""
 
 
 @app.command()

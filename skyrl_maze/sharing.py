@@ -23,10 +23,11 @@ from tenacity import retry, stop_after_attempt, wait_random_exponential
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from skyrl_maze.adapter import peft_config
+from skyrl_maze.adapter import CONFIG_FILE, peft_config
+from skyrl_maze.durable import new_file
 from skyrl_maze.errors import AdapterError
 from skyrl_maze.faults import cause_of
-from skyrl_maze.merge import apply_merge, plan_merge
+from skyrl_maze.merge import apply_merge, config_bytes, plan_merge
 from skyrl_maze.shards import read_manifests, write_shard
 from skyrl_maze.versions import Version, publish, retain
 
@@ -55,7 +56,8 @@ class Share:
 class Merger:
     """Merges shards where it was put, which is the head node if there is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_head: bool) -> None:
+        self._on_head = on_head
         self._report: dict[str, Any] = {}
 
     def merge(self, version: Version, config: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +72,7 @@ class Merger:
             "bytes": plan.bytes,
             "seconds": time.monotonic() - started_s,
             "node": _node(),
-            "on_head": HEAD_RESOURCE in _assigned_resources(),
+            "on_head": self._on_head,
         }
         return self._report
 
@@ -81,12 +83,13 @@ class Merger:
 
 def start_merger() -> Any:
     """An actor on the head node, or on this one where no node is marked as head. It takes no CPU slot."""
-    if HEAD_RESOURCE in ray.cluster_resources():  # type: ignore[no-untyped-call]
+    on_head = HEAD_RESOURCE in ray.cluster_resources()  # type: ignore[no-untyped-call]
+    if on_head:
         options: dict[str, Any] = {"resources": {HEAD_RESOURCE: 0.001}}
     else:
         here = ray.get_runtime_context().get_node_id()
         options = {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
-    return ray.remote(num_cpus=0, **options)(Merger).remote()
+    return ray.remote(num_cpus=0, **options)(Merger).remote(on_head)
 
 
 def local_rows(peft_model: Any) -> dict[str, tuple[torch.Tensor, tuple[int, ...], int]]:
@@ -134,17 +137,20 @@ async def share_adapter(share: Share, peft_model: Any, client: Any, lora_name: s
             step=version.step,
             attempt=version.attempt,
         )
+        if rank == 0:  # so that the folder can be merged by hand
+            with new_file(version.shards / CONFIG_FILE) as file:
+                file.write(config_bytes(config))
 
+    given = dataclasses.asdict(peft_model.peft_config["default"])
+    config = peft_config(given, share.base_model)
     _raise_together(await _failure(asyncio.to_thread(write)), f"writing the shards of {version.path}")
     failure = None
     if rank == 0:
-        failure = await _failure(_merge_and_load(share, peft_model, client, lora_name))
+        failure = await _failure(_merge_and_load(share, config, client, lora_name))
     _raise_together(failure, f"publishing {version.path}")
 
 
-async def _merge_and_load(share: Share, peft_model: Any, client: Any, lora_name: str) -> None:
-    given = dataclasses.asdict(peft_model.peft_config["default"])
-    config = peft_config(given, share.base_model)
+async def _merge_and_load(share: Share, config: dict[str, Any], client: Any, lora_name: str) -> None:
     merging = share.merger.merge.remote(share.version, config)
     await asyncio.wait_for(asyncio.wrap_future(merging.future()), _MERGE_LIMIT_S)
 
@@ -167,10 +173,6 @@ async def _failure(work: Any) -> str | None:
     except Exception as error:
         return f"rank {dist.get_rank()} on {_node()}: {cause_of(_below_ray(error))}"
     return None
-
-
-def _assigned_resources() -> dict[str, float]:
-    return dict(ray.get_runtime_context().get_assigned_resources())  # type: ignore[no-untyped-call]
 
 
 def _node() -> str:

@@ -100,7 +100,7 @@ def test_the_table_names_rates_steps_and_places(tmp_path: Path) -> None:
     (checkpoints / "latest_ckpt_global_step.txt").write_text("2\n", encoding="utf-8")
     lora = SimpleNamespace(lora_sync_path=str(tmp_path / "missing"))
     cfg = SimpleNamespace(
-        run=SimpleNamespace(root=str(tmp_path)),
+        run=SimpleNamespace(root=str(tmp_path), id="maze"),
         trainer=SimpleNamespace(
             ckpt_path=str(checkpoints),
             log_path=str(tmp_path),

