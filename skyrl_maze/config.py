@@ -19,7 +19,6 @@ from skyrl.train.config.config import (
     SkyRLTrainConfig,
 )
 
-from skyrl_maze import advantages
 from skyrl_maze.dataset import MazeSetSpec
 from skyrl_maze.env import MazeConfig
 from skyrl_maze.errors import ConfigError, closest
@@ -177,6 +176,8 @@ def _skyrl_problems(cfg: MazeTrainConfig) -> list[str]:
     """What SkyRL's own check says; it stops at the first."""
     from skyrl.train.utils import validate_cfg
 
+    from skyrl_maze import advantages
+
     advantages.register()
     try:
         validate_cfg(cfg)
@@ -322,13 +323,14 @@ def _batch_problems(cfg: MazeTrainConfig) -> list[str]:
 
 
 def _group_problems(cfg: MazeTrainConfig) -> list[str]:
-    if (
-        cfg.trainer.algorithm.advantage_estimator == advantages.ESTIMATOR
-        and cfg.generator.n_samples_per_prompt == 1
-    ):
+    if cfg.generator.n_samples_per_prompt > 1:
+        return []
+    from skyrl_maze.advantages import ESTIMATOR  # not at the top: it makes SkyRL and vLLM talk
+
+    if cfg.trainer.algorithm.advantage_estimator == ESTIMATOR:
         return [
             "generator.n_samples_per_prompt=1: a group of one has no spread, nothing would be learned from "
-            f"trainer.algorithm.advantage_estimator={advantages.ESTIMATOR}; take at least 2"
+            f"trainer.algorithm.advantage_estimator={ESTIMATOR}; take at least 2"
         ]
     return []
 

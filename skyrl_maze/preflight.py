@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
-from skyrl.train.generators.utils import get_custom_chat_template
 
-from skyrl_maze import budget, dataset
+from skyrl_maze import dataset
 from skyrl_maze.chat import ChatFormat
 from skyrl_maze.config import MazeTrainConfig, needed_gpus
 from skyrl_maze.errors import SetupError
 from skyrl_maze.faults import cause_of
-from skyrl_maze.vision import PictureReader, context_window, model_config, vision_tokens
 
 _NEEDED_BYTES = 1_000_000_000
 
@@ -130,7 +128,11 @@ def check_budget(cfg: MazeTrainConfig) -> list[str]:
     Returns:
         A line that says why it could not be checked, if it could not.
     """
+    from skyrl.train.generators.utils import get_custom_chat_template
     from transformers import AutoTokenizer
+
+    from skyrl_maze import budget
+    from skyrl_maze.vision import PictureReader, context_window, model_config, vision_tokens
 
     path = cfg.trainer.policy.model.path
     try:
