@@ -7,7 +7,7 @@ rank writes its own, without talking to the others; `merge` proves that they fit
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,37 +130,47 @@ def write_shard(
     """
     import torch
 
-    codes = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
     dtype = wire_dtype or torch.bfloat16
-    if dtype not in codes:
-        raise AdapterError(f"cannot write a shard as {dtype}; allowed: float32, float16, bfloat16")
-    entries = sorted(
-        (_entry(name, *given, codes[dtype]) for name, given in tensors.items()),
-        key=lambda entry: tensor_order(entry.name, entry.dtype),
-    )
-    name = shard_name(rank)
-    size = shard_bytes(tuple(entries))
+    code = _code_of(dtype)
+    given = (_entry(name, *rows, code) for name, rows in tensors.items())
+    entries = tuple(sorted(given, key=lambda entry: tensor_order(entry.name, entry.dtype)))
+    name, size = shard_name(rank), shard_bytes(entries)
     manifest = ShardManifest(
-        run_id, step, attempt, rank, world_size, tuple(entries), f"{name}.safetensors", size, "0" * 64
+        run_id, step, attempt, rank, world_size, entries, f"{name}.safetensors", size, "0" * 64
     )
-    _parse(json.loads(json.dumps(_record(manifest))), f"shard of rank {rank}")  # what no reader would take
+    _check_writable(manifest)
     with explained(f"write the shard of rank {rank}", folder, size + _MANIFEST_ROOM):
         folder.mkdir(exist_ok=True)
         require_space(folder, size + _MANIFEST_ROOM)
         refuse_existing(folder / f"{name}.json")
         with new_file(folder / manifest.file) as file:
             file.write(shard_header(entries))
-            for entry in entries:
-                rows = tensors[entry.name][0].detach().to("cpu", dtype).contiguous()
-                file.write(memoryview(rows.view(torch.uint8).numpy()) if entry.rows else b"")
+            for entry in filter(lambda entry: entry.rows, entries):
+                file.write(_bytes_of(tensors[entry.name][0], dtype))
+        manifest = replace(manifest, sha256=file.record(name).sha256)
         try:
-            manifest = ShardManifest(**{**vars(manifest), "sha256": file.record(name).sha256})
             with new_file(folder / f"{name}.json") as json_file:
                 json_file.write(sealed(_record(manifest)))
         except BaseException:
             (folder / manifest.file).unlink(missing_ok=True)
             raise
     return manifest
+
+
+def _code_of(dtype: "torch.dtype") -> str:
+    """What safetensors calls a dtype."""
+    import torch
+
+    codes = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    if dtype not in codes:
+        raise AdapterError(f"cannot write a shard as {dtype}; allowed: float32, float16, bfloat16")
+    return codes[dtype]
+
+
+def _bytes_of(rows: "torch.Tensor", dtype: "torch.dtype") -> memoryview:
+    import torch
+
+    return memoryview(rows.detach().to("cpu", dtype).contiguous().view(torch.uint8).numpy())
 
 
 def _entry(
@@ -174,6 +184,11 @@ def _entry(
             f"allowed: floating point rows of a matrix {list(entry.shape)}"
         )
     return entry
+
+
+def _check_writable(manifest: ShardManifest) -> None:
+    """Refuse what no reader would take."""
+    _parse(json.loads(json.dumps(_record(manifest))), f"shard of rank {manifest.rank}")
 
 
 def _record(manifest: ShardManifest) -> dict[str, Any]:
