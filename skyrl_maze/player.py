@@ -108,6 +108,8 @@ class Player:
         trajectory.sample(reply.ids, reply.logprobs, reply.prompt_ids)
         trajectory.close_turn(self.chat.end_of_turn_id, len(reply.ids))
         episode.stop_reason = reply.finish_reason
+        if not trajectory.banned_ids.isdisjoint(reply.ids):
+            return [], True  # a broken rule already; the next prompt would make no sense to the engine
         tally.counts["cut_answers"] += reply.finish_reason == "length"
         tally.counts["empty_answers"] += not reply.ids
         text = self.chat.text(reply.ids)
