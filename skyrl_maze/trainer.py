@@ -71,7 +71,7 @@ class Narrator(TrainingCallback):
 class MazeTrainer(RayPPOTrainer):
     """SkyRL's trainer; lost episodes take no part in its statistics, and its examples can be read."""
 
-    def __init__(self, cfg: Any, *args: Any, log: RunLog, **kwargs: Any) -> None:
+    def __init__(self, cfg: Any, *args: Any, log: RunLog | None = None, **kwargs: Any) -> None:
         self._log = log
         # SkyRL prints the dataset's prompt and decoded image tokens; `generate` prints the conversation.
         self._example_interval, cfg.trainer.print_example_interval = cfg.trainer.print_example_interval, 0
@@ -102,7 +102,8 @@ class MazeTrainer(RayPPOTrainer):
             self.all_metrics["adapter/step"] = report["step"]
             self.all_metrics["adapter/bytes"] = report["bytes"]
             self.all_metrics["timing/adapter_merge"] = report["seconds"]
-            self._log.event("shared", **report)
+            if self._log is not None:
+                self._log.event("shared", **report)
 
         self.dispatch.save_weights_for_sampler = share
 

@@ -197,9 +197,16 @@ def test_the_workers_are_this_packages(monkeypatch):
     monkeypatch.setattr(
         skyrl_trainer.RayPPOTrainer, "build_models", lambda _self, *classes: built.append(classes)
     )
-    critic = object()
-    trainer_of().build_models(object(), critic, object())
-    assert built == [(worker.PolicyWorker, critic, worker.RefWorker)]
+    shared = []
+    monkeypatch.setattr(
+        "skyrl_maze.trainer.MazeTrainer._share_through_folder", lambda _self: shared.append(True)
+    )
+    critic, trainer = object(), trainer_of()
+    for rank in (8, 0):
+        trainer.cfg.trainer.policy.model.lora.rank = rank
+        trainer.build_models(object(), critic, object())
+    assert built == [(worker.PolicyWorker, critic, worker.RefWorker)] * 2
+    assert shared == [True], "without LoRA there is nothing to share"
 
 
 def test_the_client_is_closed_in_the_loop_of_the_run_even_if_that_fails(monkeypatch):
