@@ -9,9 +9,7 @@ all ranks: what went wrong?
 
 import asyncio
 import dataclasses
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -32,7 +30,6 @@ from skyrl_maze.shards import read_manifests, write_shard
 from skyrl_maze.versions import Version, publish, retain
 
 HEAD_RESOURCE = "node:__internal_head__"
-WIRE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 # Below the ten minutes after which the ranks' collectives give up.
 _MERGE_LIMIT_S = 240
 _LOAD_LIMIT_S = 120
@@ -47,6 +44,7 @@ class Share:
     version: Version
     base_model: str
     wire_dtype: str
+    """The name of a torch dtype."""
     keep: int
     """How many complete versions stay."""
     merger: Any
@@ -132,7 +130,7 @@ async def share_adapter(share: Share, peft_model: Any, client: Any, lora_name: s
             rank,
             dist.get_world_size(),
             local_rows(peft_model),
-            WIRE_DTYPES[share.wire_dtype],
+            getattr(torch, share.wire_dtype),
             run_id=version.run_id,
             step=version.step,
             attempt=version.attempt,
@@ -190,8 +188,3 @@ def _raise_together(failure: str | None, what: str) -> None:
     dist.all_gather_object(failures, failure)
     if found := [text for text in failures if text is not None]:
         raise AdapterError(f"{what} failed: " + "; ".join(found))
-
-
-def shared_root(lora_sync_path: str) -> Path:
-    """The folder that all nodes see, below which versions lie by run id."""
-    return Path(os.path.abspath(lora_sync_path))

@@ -4,6 +4,7 @@ from skyrl_maze import _compat
 
 _compat.install()
 
+from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import ray  # noqa: E402
@@ -16,7 +17,7 @@ from skyrl.train.utils.trajectory_logging import TrajectoryLogger, pretty_print_
 
 from skyrl_maze.advantages import TOLERANCE, rows_without_signal  # noqa: E402
 from skyrl_maze.runlog import RunLog  # noqa: E402
-from skyrl_maze.sharing import Share, shared_root, start_merger  # noqa: E402
+from skyrl_maze.sharing import Share, start_merger  # noqa: E402
 from skyrl_maze.versions import clean_leftovers, new_version  # noqa: E402
 
 _compat.count_passes_by_success()
@@ -87,7 +88,7 @@ class MazeTrainer(RayPPOTrainer):
     def _share_through_folder(self) -> None:
         """Give every synchronisation of weights a version of its own, numbered by the step."""
         run, lora = self.cfg.run, self.cfg.trainer.policy.model.lora
-        root = shared_root(lora.lora_sync_path)
+        root = Path(lora.lora_sync_path).absolute()  # as the engines are told it
         clean_leftovers(root, run.id, older_than_s=0)  # the run's folder is locked: they are a dead run's
         merger, policy = start_merger(), self.dispatch._actor_groups["policy"]
         synchronise = self.dispatch.save_weights_for_sampler
@@ -152,8 +153,10 @@ class MazeTrainer(RayPPOTrainer):
         rewards, masks = generator_output["rewards"], generator_output["loss_masks"]
         returns = [sum(reward) for reward in rewards]
         for i, mask in enumerate(masks):
+            if any(mask):
+                continue
             alike = [returns[j] for j, uid in enumerate(uids) if uid == uids[i] and any(masks[j])]
-            if not any(mask) and alike:
+            if alike:
                 rewards[i] = [*[0.0] * (len(rewards[i]) - 1), alike[0]]
         generator_output, uids, keep = super().handle_dynamic_sampling(generator_output, uids)
         return generator_output, uids, keep
