@@ -63,6 +63,10 @@ class Merger:
         self._on_head = on_head
         self._report: dict[str, Any] = {}
 
+    def node_id(self) -> str:
+        """Ray's name for the node that it runs on."""
+        return str(ray.get_runtime_context().get_node_id())
+
     def merge(self, version: Version) -> dict[str, Any]:
         """Publish the adapter of a version whose shards are written; what it reports is kept."""
         started_s = time.monotonic()

@@ -92,6 +92,9 @@ class MazeTrainer(RayPPOTrainer):
             self._merger = start_merger()
             self._share_through_folder()
             self._begin_attempt()
+            if self._log is not None:
+                merger = ray.get(self._merger.node_id.remote(), timeout=60)
+                self._log.event("placed", merger_node=merger, rank_nodes=self.dispatch.get_node_ids())
 
     @property
     def _is_lora(self) -> bool:
