@@ -41,9 +41,9 @@ class Report:
 
     Attributes:
         episodes: demonstrations.
-        rows: as many, or one for each answer to be learnt.
-        turns: answers of all episodes, wrong turns included.
-        wrong_turns: those that are not to be learnt.
+        rows: as many, or one for each right answer.
+        turns: answers of all episodes.
+        wrong_turns: answers that are detours.
         pictures: pictures of all episodes.
         bytes: size of the rows and the pictures.
         sha256: of the episodes themselves, the same whatever they are written as.
@@ -69,11 +69,11 @@ class _Tally:
         for demo in demos:
             yield demo
             self.episodes += 1
-            self.turns += len(demo.learnt)
+            self.turns += len(demo.right)
             self.wrong_turns += demo.wrong_turns
             self.pictures += len(demo.pictures)
             digests = [hashlib.sha256(picture).hexdigest() for picture in demo.pictures]
-            facts = [demo.maze.to_text(), demo.goal_rule, demo.max_turns, demo.learnt]
+            facts = [demo.maze.to_text(), demo.goal_rule, demo.max_turns, demo.right]
             self._hash.update(json.dumps([*facts, demo.messages, digests], sort_keys=True).encode())
             if self._progress:
                 self._progress(self.episodes, self._total)
@@ -92,7 +92,7 @@ def write_demonstrations(
         out: `FILE.parquet`, for TRL; a folder to make, for LLaMA-Factory; or `FILE.jsonl`, which puts the
             rows, the folder `FILE-pictures` and an entry in `dataset_info.json` into a folder that exists.
         demos: what to write.
-        per_turn: a row for each answer to be learnt, which it ends with, instead of one for each episode.
+        per_turn: a row for each right answer, which it ends with, instead of one for each episode.
         progress: called with (episodes written, episodes in all).
 
     Raises:
@@ -205,7 +205,7 @@ def _fill(lines: Path, demos: Iterator[Demonstration], per_turn: bool, tally: _T
                 path.parent.mkdir(parents=True, exist_ok=True)
                 tally.bytes += path.write_bytes(picture)
             for part in _rows_of(demo, per_turn):
-                tally.bytes += file.write(_line(part, names))
+                tally.bytes += file.write(_line(part, names, per_turn))
                 tally.rows += 1
 
 
@@ -215,9 +215,9 @@ def _picture_names(folder: str, index: int, demo: Demonstration) -> list[str]:
     return [f"{place}-{row}-{col}.png" for row, col in demo.positions]
 
 
-def _line(demo: Demonstration, names: list[str]) -> str:
+def _line(demo: Demonstration, names: list[str], per_turn: bool) -> str:
     """ASCII, so that its length is its size in bytes."""
-    return json.dumps(llama_factory_row(demo, names[: len(demo.pictures)])) + "\n"
+    return json.dumps(llama_factory_row(demo, names[: len(demo.pictures)], per_turn)) + "\n"
 
 
 def _read_entries(info: Path, name: str) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def _require_space(out: Path, sample: list[Demonstration], count: int, per_turn:
             files += len(pictures)
             # A small file takes whole blocks.
             size += sum(-(-len(picture) // disk.f_frsize) * disk.f_frsize for picture in pictures)
-            size += sum(len(_line(part, names)) for part in _rows_of(demo, per_turn))
+            size += sum(len(_line(part, names, per_turn)) for part in _rows_of(demo, per_turn))
     what = f"cannot write {count:,} demonstrations to {out}: they take about"
     free, needed = disk.f_bavail * disk.f_frsize, math.ceil(size * scale)
     if free < needed:

@@ -1,16 +1,16 @@
 """Demonstrations as the rows that trainers read.
 
 Parquet is for TRL: `messages` whose content is a list of typed parts, and `images` in the order of their
-places; or `prompt` and `completion`, of which TRL learns the second alone. See "Dataset formats" in TRL's
-documentation, `prepare_multimodal_messages` in `trl/data_utils.py` and `DataCollatorForVisionLanguageModeling` in
-`trl/trainer/sft_trainer.py` (1.16). Pictures are files within the table, which `datasets` decodes.
+places; or `prompt` and `completion`, of which TRL learns the second alone. Pictures are files within the
+table, which `datasets` decodes. See "Dataset formats" in the documentation, `prepare_multimodal_messages` in
+`trl/data_utils.py` and `DataCollatorForVisionLanguageModeling` in `trl/trainer/sft_trainer.py` (1.16).
 
 JSON lines are for LLaMA-Factory: `messages` whose content is text with `<image>` where a picture stands, and
-`images` as paths. See `data/README.md`, `SharegptDatasetConverter` in `data/converter.py` and `Qwen2VLPlugin` in
-`data/mm_plugin.py` (0.9.5). ms-swift reads the same lines.
+`images` as paths. See `data/README.md`, `SharegptDatasetConverter` in `data/converter.py` and
+`Qwen2VLPlugin` in `data/mm_plugin.py` (0.9.5). ms-swift reads the same lines.
 
-An answer's `loss` says whether it is to be learnt. ms-swift reads it (`swift/loss_scale/base.py`, 4.6); TRL and
-LLaMA-Factory read no such mark: for them there are rows that end with the one answer to learn.
+An answer's `loss` says whether it is to be learnt. ms-swift reads it (`swift/loss_scale/base.py`, 4.6); TRL
+and LLaMA-Factory read no such mark: for them there are rows that end with the one answer to learn.
 """
 
 import json
@@ -44,8 +44,8 @@ _FACTS = [
 
 
 def trl_row(demo: Demonstration, per_turn: bool = False) -> Row:
-    """A row of `trl_schema(per_turn)`."""
-    messages = [_typed(message) for message in _with_loss(demo)]
+    """A row of `trl_schema(per_turn)`; `per_turn` is for a chat of which only the last answer is learnt."""
+    messages = [_typed(message) for message in _with_loss(demo, per_turn)]
     chat = {"prompt": messages[:-1], "completion": messages[-1:]} if per_turn else {"messages": messages}
     return {**chat, "images": [{"bytes": png, "path": None} for png in demo.pictures], **_facts(demo)}
 
@@ -69,13 +69,13 @@ def _feature(kind: pa.DataType) -> Any:
     return {"dtype": str(kind), "_type": "Value"}
 
 
-def llama_factory_row(demo: Demonstration, picture_paths: Sequence[str]) -> Row:
+def llama_factory_row(demo: Demonstration, picture_paths: Sequence[str], per_turn: bool = False) -> Row:
     """A row for LLaMA-Factory; `picture_paths` are those of the pictures, relative to its `media_dir`.
 
     Raises:
         DatasetError: the wording holds a placeholder, which would be taken for a picture.
     """
-    messages = [{**message, "content": _flat(message["content"])} for message in _with_loss(demo)]
+    messages = [{**message, "content": _flat(message["content"])} for message in _with_loss(demo, per_turn)]
     return {"messages": messages, "images": list(picture_paths), **_facts(demo)}
 
 
@@ -107,11 +107,12 @@ def _facts(demo: Demonstration) -> Row:
     }
 
 
-def _with_loss(demo: Demonstration) -> list[Message]:
-    """The messages, those of the assistant with the key `loss`."""
-    learnt = iter(demo.learnt)
+def _with_loss(demo: Demonstration, per_turn: bool) -> list[Message]:
+    """The messages, those of the assistant with `loss`: whether to learn it, all right ones or the last."""
+    last = len(demo.right) - 1
+    loss = iter([right and (not per_turn or turn == last) for turn, right in enumerate(demo.right)])
     return [
-        {**message, "loss": next(learnt)} if message["role"] == "assistant" else message
+        {**message, "loss": next(loss)} if message["role"] == "assistant" else message
         for message in demo.messages
     ]
 

@@ -61,7 +61,7 @@ class Demonstration:
             `{"type": "image"}` is the place of a picture; that of an assistant's is the answer.
         pictures: PNG files, one for each message of a user.
         positions: where the agent stands in each picture, `(row, col)`.
-        learnt: for each answer, whether it is one to learn; a wrong turn is not.
+        right: for each answer, whether it is the right one and so to be learnt, or a wrong turn.
     """
 
     maze: Maze
@@ -70,23 +70,23 @@ class Demonstration:
     messages: tuple[Message, ...]
     pictures: tuple[bytes, ...]
     positions: tuple[Cell, ...]
-    learnt: tuple[bool, ...]
+    right: tuple[bool, ...]
 
     @property
     def wrong_turns(self) -> int:
         """How many answers are wrong turns."""
-        return self.learnt.count(False)
+        return self.right.count(False)
 
     def up_to_each_answer(self) -> Iterator["Demonstration"]:
-        """For each answer to be learnt the chat up to it, in which it alone is one to learn."""
-        for turn, learnt in enumerate(self.learnt, start=1):
-            if learnt:
+        """For each right answer the chat up to it."""
+        for turn, right in enumerate(self.right, start=1):
+            if right:
                 yield dataclasses.replace(
                     self,
                     messages=self.messages[: 2 * turn],
                     pictures=self.pictures[:turn],
                     positions=self.positions[:turn],
-                    learnt=(False,) * (turn - 1) + (True,),
+                    right=self.right[:turn],
                 )
 
 
@@ -157,14 +157,14 @@ def demonstrate(maze: Maze, settings: DemoSettings) -> Demonstration:
     rng = random.Random(f"{settings.seed}/{maze.key}")
     env = MazeEnv(config, {"maze": maze.to_text(), "max_turns": settings.max_turns})
     chat, info = env.init()
-    positions, learnt, done = [info["position"]], list[bool](), False
+    positions, right, done = [info["position"]], list[bool](), False
     while not done:
         action, is_right = _next_action(maze, positions[-1], settings, settings.max_turns - env.turns, rng)
         answer = format_action(action, config.grammar)
         step: dict[str, Any] = env.step(answer)
         chat += [{"role": "assistant", "content": answer}, *step["observations"]]
         positions.append(step["metadata"]["position"])
-        learnt.append(is_right)
+        right.append(is_right)
         done = step["done"]
     messages, urls = take_out(chat)
     return Demonstration(
@@ -174,7 +174,7 @@ def demonstrate(maze: Maze, settings: DemoSettings) -> Demonstration:
         messages=tuple(messages),
         pictures=tuple(map(data_of, urls)),
         positions=tuple(positions[:-1]),  # nothing is shown after the end
-        learnt=tuple(learnt),
+        right=tuple(right),
     )
 
 
