@@ -1,6 +1,6 @@
 """`skyrl-maze`: look at recipes, mazes and maze sets, and check that a turn budget can solve them.
 
-Nothing here trains, and nothing here imports a trainer: every command answers within a second.
+Nothing here trains, and nothing here imports a trainer: whatever only looks answers within a second.
 """
 
 import itertools

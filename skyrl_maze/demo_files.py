@@ -167,7 +167,7 @@ def _write_folder(out: Path, demos: Iterator[Demonstration], per_turn: bool, tal
 
 def _write_beside(out: Path, demos: Iterator[Demonstration], per_turn: bool, tally: _Tally) -> None:
     info = out.with_name(_INFO)
-    entries = _read_entries(info, out.stem)
+    _read_entries(info, out.stem)  # what is wrong with it is told now, not after hours
     with _scratch_folder(out) as scratch:
         lines = scratch / out.name
         _fill(lines, demos, per_turn, tally)
@@ -177,7 +177,7 @@ def _write_beside(out: Path, demos: Iterator[Demonstration], per_turn: bool, tal
             for part in (_pictures_beside(lines), lines):
                 os.rename(part, out.with_name(part.name))
                 made.append(out.with_name(part.name))
-            _add_entry(info, entries, out.stem, out.name)
+            _add_entry(info, _read_entries(info, out.stem), out.stem, out.name)
         except BaseException:
             for path in made:
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

@@ -142,6 +142,14 @@ def test_a_file_of_lines_joins_what_lies_there(tmp_path: Path) -> None:
     }
 
 
+def test_entries_that_others_add_meanwhile_are_kept(tmp_path: Path) -> None:
+    info = tmp_path / "dataset_info.json"
+    write_demonstrations(
+        tmp_path / "maze.jsonl", some(3), progress=lambda *_: info.write_text('{"other": {}}') and None
+    )
+    assert set(json.loads(info.read_text(encoding="utf-8"))) == {"other", "maze"}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -301,7 +309,7 @@ def test_the_room_asked_for_is_about_what_is_taken(
 ) -> None:
     asked = []
     monkeypatch.setattr(demo_files, "math", SimpleNamespace(ceil=lambda x: asked.append(x) or int(x)))
-    write_demonstrations(tmp_path / kind, some(200), per_turn)
+    write_demonstrations(tmp_path / kind, some(80), per_turn)
     blocks = 4096 if kind != "demos.parquet" else 1
     taken = sum(-(-len(data) // blocks) * blocks for data in content(tmp_path).values())
     assert taken < asked[0] < 1.3 * taken
