@@ -188,7 +188,7 @@ def write_rows(path: Path, table_rows: list[dict[str, Any]]) -> None:
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a scratch file, which then replaces `path`; on any error nothing is left of it."""
-    handle, scratch = tempfile.mkstemp(prefix=".", suffix=path.suffix, dir=path.parent)
+    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             write(file)

@@ -18,6 +18,7 @@ STANDARD = {
     "RewardError": ValueError,
     "DatasetError": ValueError,
     "AdapterError": ValueError,
+    "CheckpointError": ValueError,
     "SetupError": RuntimeError,
 }
 

@@ -16,17 +16,19 @@ ORDER = (
     *("errors", "maze", "render", "actions", "prompt", "reward", "episode", "env", "gymnasium_env"),
     *("dataset", "recipes", "runlog", "pictures", "chat", "trajectory", "faults", "threads"),
     *("demonstrations", "demo_rows", "demo_files"),
-    *("durable", "shards", "adapter", "merge", "complete", "versions"),
+    *("durable", "shards", "adapter", "merge", "complete", "versions", "batches", "checkpoints"),
     *("export_plan", "export_source", "export", "remote"),
     *("_compat", "cpu", "tiny", "advantages", "config", "console", "vision", "budget", "preflight"),
-    *("sharing", "worker", "engine", "player", "generator", "trainer", "experiment"),
+    *("together", "training_state", "sharing", "worker", "engine", "player", "generator"),
+    *("trainer", "experiment"),
     *("launch", "entrypoints", "lora_export_cli", "lora_cli", "demos_cli", "cli", "hyperpod"),
 )
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
 MAY_BE_HEAVY = {
     *("advantages", "config", "vision", "budget", "preflight"),
-    *("sharing", "worker", "engine", "player", "generator", "trainer", "experiment"),
+    *("together", "training_state", "sharing", "worker", "engine", "player", "generator"),
+    *("trainer", "experiment"),
 }
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
 COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "demos_cli", "cli")
