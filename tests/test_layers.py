@@ -15,12 +15,13 @@ PACKAGES = ("entrypoints", "recipes", "hyperpod")
 ORDER = (
     *("errors", "maze", "render", "actions", "prompt", "reward", "episode", "env", "gymnasium_env"),
     *("dataset", "recipes", "runlog", "pictures", "chat", "trajectory", "faults", "threads"),
+    *("demonstrations", "demo_rows", "demo_files"),
     *("durable", "shards", "adapter", "merge", "complete", "versions", "batches", "checkpoints"),
     *("export_plan", "export_source", "export", "remote"),
     *("_compat", "cpu", "tiny", "advantages", "config", "console", "vision", "budget", "preflight"),
     *("together", "training_state", "sharing", "worker", "engine", "player", "generator"),
     *("trainer", "experiment"),
-    *("launch", "entrypoints", "lora_export_cli", "lora_cli", "cli", "hyperpod"),
+    *("launch", "entrypoints", "lora_export_cli", "lora_cli", "demos_cli", "cli", "hyperpod"),
 )
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
@@ -30,7 +31,7 @@ MAY_BE_HEAVY = {
     *("trainer", "experiment"),
 }
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
-COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "cli")
+COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "demos_cli", "cli")
 PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name != "_compat"]
 
 # Test files about the whole, not about one module.
