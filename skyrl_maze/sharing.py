@@ -3,7 +3,7 @@
 rank: own rows -> shards/        no collective
 all ranks: what went wrong?      one exchange, so that none waits for a rank that failed
 head node: shards -> adapter/    an actor that needs neither GPU nor model
-rank 0: every engine loads it    one immutable folder a version
+rank 0: every engine loads it    one immutable folder a version, proven by each engine: see `serving`
 all ranks: what went wrong?
 """
 
@@ -15,25 +15,22 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
-from loguru import logger
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from tenacity import retry, stop_after_attempt, wait_random_exponential
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from skyrl_maze.adapter import CONFIG_FILE, peft_config
 from skyrl_maze.durable import new_file
-from skyrl_maze.errors import AdapterError
+from skyrl_maze.errors import AdapterError, SkyRLMazeError
 from skyrl_maze.faults import cause_of
 from skyrl_maze.merge import apply_merge, config_bytes, plan_merge
+from skyrl_maze.serving import Served, serve_everywhere
 from skyrl_maze.shards import read_manifests, write_shard
 from skyrl_maze.versions import Version, publish, retain
 
 HEAD_RESOURCE = "node:__internal_head__"
 # Below the ten minutes after which the ranks' collectives give up.
 _MERGE_LIMIT_S = 240
-_LOAD_LIMIT_S = 120
-_LOAD_ATTEMPTS = 3
 _NO_ROWS = slice(0, 0)
 
 
@@ -49,6 +46,19 @@ class Share:
     """How many complete versions stay."""
     merger: Any
     """Handle of the `Merger`."""
+    previous: Version | None = None
+    """What the engines serve now, to go back to."""
+    witnessed: bool = True
+    """Whether the engines' workers can say which LoRA modules they apply."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """What sharing a version came to."""
+
+    served: Served
+    largest_b: float
+    """The largest absolute value in any lora_B, as written; 0 before the first update."""
 
 
 class Merger:
@@ -116,21 +126,25 @@ def local_rows(peft_model: Any) -> dict[str, tuple[torch.Tensor, tuple[int, ...]
     return rows
 
 
-async def share_adapter(share: Share, peft_model: Any, client: Any, lora_name: str) -> None:
+async def share_adapter(share: Share, peft_model: Any, client: Any, lora_name: str) -> Shared | None:
     """Share this rank's part, and return when every engine serves the version; all ranks call it together.
+
+    Returns:
+        On rank 0 what it came to, on the others None.
 
     Raises:
         AdapterError: on every rank alike, naming rank, node and cause.
     """
-    version, rank = share.version, dist.get_rank()
+    version, rank, dtype = share.version, dist.get_rank(), getattr(torch, share.wire_dtype)
 
-    def write() -> None:
+    def write() -> float:
+        rows = local_rows(peft_model)
         write_shard(
             version.shards,
             rank,
             dist.get_world_size(),
-            local_rows(peft_model),
-            getattr(torch, share.wire_dtype),
+            rows,
+            dtype,
             run_id=version.run_id,
             step=version.step,
             attempt=version.attempt,
@@ -138,39 +152,39 @@ async def share_adapter(share: Share, peft_model: Any, client: Any, lora_name: s
         if rank == 0:  # so that the folder can be merged by hand
             with new_file(version.shards / CONFIG_FILE) as file:
                 file.write(config_bytes(config))
+        held = [tensor for name, (tensor, *_) in rows.items() if ".lora_B." in name and tensor.numel()]
+        return max((float(tensor.abs().max().to(dtype)) for tensor in held), default=0.0)
 
     given = dataclasses.asdict(peft_model.peft_config["default"])
     config = peft_config(given, share.base_model)
-    _raise_together(await _failure(asyncio.to_thread(write)), f"writing the shards of {version.path}")
-    failure = None
+    largest = _together(await _outcome(asyncio.to_thread(write)), f"writing the shards of {version.path}")
+    outcome: tuple[str | None, Any] = (None, None)
     if rank == 0:
-        failure = await _failure(_merge_and_load(share, config, client, lora_name))
-    _raise_together(failure, f"publishing {version.path}")
+        outcome = await _outcome(_merge_and_load(share, config, client, lora_name))
+    served = _together(outcome, f"publishing {version.path}")[0]
+    return Shared(served, max(largest)) if rank == 0 else None
 
 
-async def _merge_and_load(share: Share, config: dict[str, Any], client: Any, lora_name: str) -> None:
+async def _merge_and_load(share: Share, config: dict[str, Any], client: Any, lora_name: str) -> Served:
     merging = share.merger.merge.remote(share.version, config)
     await asyncio.wait_for(asyncio.wrap_future(merging.future()), _MERGE_LIMIT_S)
-
-    @retry(stop=stop_after_attempt(_LOAD_ATTEMPTS), wait=wait_random_exponential(max=5), reraise=True)
-    async def load() -> None:
-        loading = client.load_lora_adapter(lora_name, str(share.version.adapter))
-        await asyncio.wait_for(loading, _LOAD_LIMIT_S)
-
-    await load()
+    adapter, previous = share.version.adapter, share.previous.adapter if share.previous else None
+    served = await serve_everywhere(client.server_urls, lora_name, adapter, previous, share.witnessed)
     versions = share.version.path.parent
     await asyncio.to_thread(
         retain, versions.parent.parent, share.version.run_id, share.keep, in_use=[share.version]
     )
-    logger.info(f"step {share.version.step}: every engine loaded {share.version.adapter}")
+    return served
 
 
-async def _failure(work: Any) -> str | None:
+async def _outcome(work: Any) -> tuple[str | None, Any]:
+    """What went wrong, or None, and what came of the work."""
     try:
-        await work
+        return None, await work
     except Exception as error:
-        return f"rank {dist.get_rank()} on {_node()}: {cause_of(_below_ray(error))}"
-    return None
+        below = _below_ray(error)
+        cause = str(below) if isinstance(below, SkyRLMazeError) else cause_of(below)
+        return f"rank {dist.get_rank()} on {_node()}: {cause}", None
 
 
 def _node() -> str:
@@ -182,9 +196,10 @@ def _below_ray(error: BaseException) -> BaseException:
     return _below_ray(cause) if isinstance(cause, BaseException) else error
 
 
-def _raise_together(failure: str | None, what: str) -> None:
-    """Tell all ranks what failed on any; raise the same AdapterError on each if something did."""
-    failures: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(failures, failure)
-    if found := [text for text in failures if text is not None]:
+def _together(outcome: tuple[str | None, Any], what: str) -> list[Any]:
+    """What came of all ranks' work; the same AdapterError on each if something failed on any."""
+    outcomes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(outcomes, outcome)
+    if found := [failure for failure, _ in outcomes if failure is not None]:
         raise AdapterError(f"{what} failed: " + "; ".join(found))
+    return [value for _, value in outcomes]

@@ -9,6 +9,7 @@ from typing import Any  # noqa: E402
 
 import ray  # noqa: E402
 from loguru import logger  # noqa: E402
+from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_model_name  # noqa: E402
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch  # noqa: E402
 from skyrl.train.generators.base import GeneratorInput, GeneratorOutput  # noqa: E402
 from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
@@ -16,9 +17,11 @@ from skyrl.train.utils.callbacks import CallbackInput, TrainingCallback, Trainin
 from skyrl.train.utils.trajectory_logging import TrajectoryLogger, pretty_print_example  # noqa: E402
 
 from skyrl_maze.advantages import TOLERANCE, rows_without_signal  # noqa: E402
+from skyrl_maze.probe import probe_engines, probe_ids  # noqa: E402
 from skyrl_maze.runlog import RunLog  # noqa: E402
-from skyrl_maze.sharing import Share, start_merger  # noqa: E402
-from skyrl_maze.versions import clean_leftovers, new_version  # noqa: E402
+from skyrl_maze.serving import WITNESS, label  # noqa: E402
+from skyrl_maze.sharing import Share, Shared, start_merger  # noqa: E402
+from skyrl_maze.versions import Version, clean_leftovers, new_version  # noqa: E402
 
 _compat.count_passes_by_success()
 _compat.average_environment_metrics()
@@ -92,21 +95,53 @@ class MazeTrainer(RayPPOTrainer):
         clean_leftovers(root, run.id, older_than_s=0)  # the run's folder is locked: they are a dead run's
         merger, policy = start_merger(), self.dispatch._actor_groups["policy"]
         synchronise = self.dispatch.save_weights_for_sampler
+        served: Version | None = None
+        engine = self.cfg.generator.inference_engine.engine_init_kwargs
+        witnessed = engine.get("worker_extension_cls") == WITNESS
+        if not witnessed and self._log is not None:
+            text = "these engines cannot tell which LoRA modules they apply; a probe of their answers must do"
+            self._log.event("note", text=text)
 
         async def share(model_id: str | None = None) -> None:
+            nonlocal served
             version = new_version(root, run.id, self.global_step)
             base = self.cfg.trainer.policy.model.path
-            coming = Share(version, base, run.adapter.wire_dtype, run.adapter.keep, merger)
+            coming = Share(
+                version, base, run.adapter.wire_dtype, run.adapter.keep, merger, served, extension == WITNESS
+            )
             ray.get(policy.async_run_ray_method("pass_through", "next_share", coming))
             await synchronise(model_id)
+            shared = next(filter(None, ray.get(policy.async_run_ray_method("pass_through", "last_shared"))))
+            await self._probe(version, shared)
+            served = version
             report = ray.get(merger.report.remote(), timeout=60)
             self.all_metrics["adapter/step"] = report["step"]
             self.all_metrics["adapter/bytes"] = report["bytes"]
             self.all_metrics["timing/adapter_merge"] = report["seconds"]
             if self._log is not None:
-                self._log.event("shared", **report)
+                self._log.event("shared", **report, engines=shared.served.engines)
 
         self.dispatch.save_weights_for_sampler = share
+
+    async def _probe(self, version: Version, shared: Shared) -> None:
+        """Prove that the engines, which are awake now, answer with this version, and let rollouts name it."""
+        client, served = self.inference_engine_client, shared.served
+        name = label(version.adapter)
+        probed = await probe_engines(
+            client.server_urls,
+            client.model_name,
+            resolve_policy_model_name(self.cfg),
+            probe_ids(self.tokenizer),
+            name,
+            shared.largest_b,
+        )
+        self.generator.adapter_version = name
+        self.all_metrics["adapter/engines"] = served.engines
+        self.all_metrics["adapter/modules"] = served.modules if served.proven else 0
+        self.all_metrics["adapter/largest_b"] = shared.largest_b
+        self.all_metrics["adapter/probe_difference"] = probed.difference
+        self.all_metrics["timing/adapter_load"] = served.seconds
+        self.all_metrics["timing/adapter_probe"] = probed.seconds
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
         output = await super().generate(input_batch)

@@ -18,14 +18,15 @@ ORDER = (
     *("durable", "shards", "adapter", "merge", "complete", "versions"),
     *("export_plan", "export_source", "export", "remote"),
     *("_compat", "cpu", "tiny", "advantages", "config", "console", "vision", "budget", "preflight"),
-    *("sharing", "worker", "engine", "player", "generator", "trainer", "experiment"),
+    *("serving", "probe", "applied_lora", "sharing", "worker"),
+    *("engine", "player", "generator", "trainer", "experiment"),
     *("launch", "entrypoints", "lora_export_cli", "lora_cli", "cli", "hyperpod"),
 )
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
 MAY_BE_HEAVY = {
     *("advantages", "config", "vision", "budget", "preflight"),
-    *("sharing", "worker", "engine", "player", "generator", "trainer", "experiment"),
+    *("applied_lora", "sharing", "worker", "engine", "player", "generator", "trainer", "experiment"),
 }
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
 COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "cli")
