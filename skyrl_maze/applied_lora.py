@@ -77,7 +77,7 @@ def applied_lora(manager: Any, lora_id: int, folder: Path) -> dict[str, list[str
 
 
 def _in_use(manager: Any, lora_id: int) -> Iterator[tuple[str, Pair]]:
-    """vLLM's names of the adapter's modules whose part this worker's buffers hold, with the whole matrices."""
+    """vLLM's names of the modules whose part this worker's buffers hold, each with its whole matrices."""
     lora = manager.get_adapter(lora_id)
     if lora is None or lora_id not in manager.lora_index_to_id:
         return

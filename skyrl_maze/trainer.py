@@ -106,9 +106,8 @@ class MazeTrainer(RayPPOTrainer):
             nonlocal served
             version = new_version(root, run.id, self.global_step)
             base = self.cfg.trainer.policy.model.path
-            coming = Share(
-                version, base, run.adapter.wire_dtype, run.adapter.keep, merger, served, extension == WITNESS
-            )
+            wire = run.adapter.wire_dtype, run.adapter.keep
+            coming = Share(version, base, *wire, merger, served, witnessed)
             ray.get(policy.async_run_ray_method("pass_through", "next_share", coming))
             await synchronise(model_id)
             shared = next(filter(None, ray.get(policy.async_run_ray_method("pass_through", "last_shared"))))
