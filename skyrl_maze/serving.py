@@ -76,7 +76,7 @@ class EngineServer:
 
     async def see(self, published: Published) -> None:
         """Have all workers look at the files; nothing changes."""
-        await self._workers("skyrl_maze_sees", str(published.path), published.sizes)
+        await self.ask_workers("skyrl_maze_sees", str(published.path), published.sizes)
 
     async def load(self, name: str, published: Published, witnessed: bool) -> None:
         """Load through SkyRL's endpoint, and have the workers prove that they compute with it."""
@@ -86,11 +86,13 @@ class EngineServer:
             raise AdapterError(f"it answered {json.dumps(loaded)[:80]} when asked to load")
         if not witnessed:
             return
-        reports = await self._workers("skyrl_maze_applied_lora", loaded["lora_int_id"], str(published.path))
+        reports = await self.ask_workers(
+            "skyrl_maze_applied_lora", loaded["lora_int_id"], str(published.path)
+        )
         if problems := _proof_problems(reports, published.modules):
             raise AdapterError("; ".join(problems))
 
-    async def _workers(self, method: str, *args: Any) -> list[dict[str, Any]]:
+    async def ask_workers(self, method: str, *args: Any) -> list[dict[str, Any]]:
         """What each worker of this engine answers."""
         answer = await self.request("POST", "/collective_rpc", {"method": method, "args": args})
         answers = answer.get("results")
