@@ -111,36 +111,39 @@ class MazeTrainer(RayPPOTrainer):
             ray.get(policy.async_run_ray_method("pass_through", "next_share", coming))
             await synchronise(model_id)
             shared = next(filter(None, ray.get(policy.async_run_ray_method("pass_through", "last_shared"))))
-            await self._probe(version, shared)
+            proof = await self._proof(version, shared)
             served = version
             report = ray.get(merger.report.remote(), timeout=60)
             self.all_metrics["adapter/step"] = report["step"]
             self.all_metrics["adapter/bytes"] = report["bytes"]
             self.all_metrics["timing/adapter_merge"] = report["seconds"]
+            self.all_metrics.update(proof)
             if self._log is not None:
-                self._log.event("shared", **report, engines=shared.served.engines)
+                told = {name.replace("timing/adapter_", "seconds_"): value for name, value in proof.items()}
+                told = {name.removeprefix("adapter/"): value for name, value in told.items()}
+                self._log.event("shared", **report, **told)
 
         self.dispatch.save_weights_for_sampler = share
 
-    async def _probe(self, version: Version, shared: Shared) -> None:
-        """Prove that the engines, which are awake now, answer with this version, and let rollouts name it."""
-        client, served = self.inference_engine_client, shared.served
-        name = label(version.adapter)
-        probed = await probe_engines(
-            client.server_urls,
-            client.model_name,
-            resolve_policy_model_name(self.cfg),
-            probe_ids(self.tokenizer),
-            name,
-            shared.largest_b,
-        )
+    async def _proof(self, version: Version, shared: Shared) -> dict[str, float]:
+        """Prove that the engines, which are awake now, answer with this version, and let rollouts name it.
+
+        Returns:
+            Metrics.
+        """
+        client, served, name = self.inference_engine_client, shared.served, label(version.adapter)
+        models = client.model_name, resolve_policy_model_name(self.cfg)
+        ids = probe_ids(self.tokenizer)
+        probed = await probe_engines(client.server_urls, *models, ids, name, shared.largest_b)
         self.generator.adapter_version = name
-        self.all_metrics["adapter/engines"] = served.engines
-        self.all_metrics["adapter/modules"] = served.modules if served.proven else 0
-        self.all_metrics["adapter/largest_b"] = shared.largest_b
-        self.all_metrics["adapter/probe_difference"] = probed.difference
-        self.all_metrics["timing/adapter_load"] = served.seconds
-        self.all_metrics["timing/adapter_probe"] = probed.seconds
+        return {
+            "adapter/engines": served.engines,
+            "adapter/modules": served.modules if served.proven else 0,
+            "adapter/largest_b": shared.largest_b,
+            "adapter/probe_difference": probed.difference,
+            "timing/adapter_load": served.seconds,
+            "timing/adapter_probe": probed.seconds,
+        }
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
         output = await super().generate(input_batch)

@@ -98,7 +98,7 @@ class FakeEngine:
         if self._fails("no logprobs"):
             return web.json_response({"choices": []})
         shift = 0.0
-        if body["model"] == POLICY and not self._fails("answers as the base model"):
+        if body["model"] != BASE and not self._fails("answers as the base model"):
             assert self.serves is not None
             shift = sum(float(t.sum()) for name, t in _tensors(self.serves).items() if ".lora_B." in name)
         if self._fails("another model"):
