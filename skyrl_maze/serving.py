@@ -126,8 +126,8 @@ def _proof_problems(reports: list[dict[str, Any]], modules: frozenset[str]) -> l
         problems.append(f"it ignores {_some(ignored)}")
     if other:
         problems.append(f"it computes with other values than the files hold in {_some(other)}")
-    # Workers of one layer hold parts of the same modules (tensor parallel), others hold other layers.
-    if any(a & b and a != b for a in applied for b in applied):
+    # Workers hold parts of the same modules (tensor parallel) or other layers (pipeline parallel).
+    if any(a != b and (a & b or not a) for a in applied for b in applied):
         problems.append(f"its workers disagree: they apply {', '.join(str(len(a)) for a in applied)} modules")
     return problems
 

@@ -73,6 +73,8 @@ class FakeEngine:
             reports = [{"applied": modules[:-1], "other": []} for _ in range(2)]
         elif self._fails("workers disagree"):
             reports[1]["applied"] = modules[:-1]
+        elif self._fails("one worker applies nothing"):
+            reports[1]["applied"] = []
         elif self._fails("halves"):  # of the layers, as pipeline parallel workers have them
             reports = [{"applied": modules[:1], "other": []}, {"applied": modules[1:], "other": []}]
         elif self._fails("odd report"):
