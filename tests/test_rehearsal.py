@@ -212,6 +212,8 @@ def test_a_random_model_and_faults_everywhere_end_no_run(tmp_path: Path, model_c
     for record in steps:
         assert record["generate/lost_environment"] > 0
         assert record["generate/retries"] > 0
-        assert record["generate/masked_episodes"] == record["generate/lost_environment"]
+        # A call of the engine rarely fails four times in a row.
+        lost = record["generate/lost_environment"] + record.get("generate/lost_engine", 0)
+        assert record["generate/masked_episodes"] == lost
         assert "generate/violations" not in record
     assert "episodes lost" in done.stdout
