@@ -52,6 +52,14 @@ class TrainBatches:
             self.position += 1  # before the batch is used: a checkpoint is saved while it still is
             yield self._collate([self._rows[row] for row in chosen])
 
+    def state_dict(self) -> dict[str, int]:
+        """The position, as SkyRL's own checkpoints keep it."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.position = state["position"]
+
     def settings(self) -> dict[str, int]:
         """What the order follows from."""
         return {"rows": len(self._rows), "batch_size": self._batch_size, "seed": self._seed}

@@ -18,8 +18,10 @@ from skyrl_maze import advantages  # noqa: E402
 from skyrl_maze.config import MazeTrainConfig, policy_ranks  # noqa: E402
 from skyrl_maze.env import register  # noqa: E402
 from skyrl_maze.generator import MazeVLMGenerator  # noqa: E402
+from skyrl_maze.narrator import ChatLogger, Narrator  # noqa: E402
 from skyrl_maze.runlog import RunLog  # noqa: E402
-from skyrl_maze.trainer import ChatLogger, MazeTrainer, Narrator  # noqa: E402
+from skyrl_maze.serving import WITNESS  # noqa: E402
+from skyrl_maze.trainer import MazeTrainer  # noqa: E402
 
 
 class MazeExperiment(BasePPOExp):
@@ -47,7 +49,10 @@ class MazeExperiment(BasePPOExp):
         )
 
     def get_inference_client(self) -> Any:
-        self.log.event("starting_engines", engines=self.cfg.generator.inference_engine.num_engines)
+        engine = self.cfg.generator.inference_engine
+        self.log.event("starting_engines", engines=engine.num_engines)
+        if engine.run_engines_locally:
+            engine.engine_init_kwargs.setdefault("worker_extension_cls", WITNESS)  # SkyRL's own, and a proof
         return super().get_inference_client()
 
     def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> MazeVLMGenerator:

@@ -123,8 +123,8 @@ def _train(cfg: "MazeTrainConfig", terminal: Console) -> None:
     earlier_records = len(read_metrics(Path(cfg.run.root)))
     with console.Progress(terminal) as progress:
         _prepare(cfg, progress)
-        progress.doing("checking whether the longest episode fits")
-        for warning in preflight.check_budget(cfg):
+        progress.doing("checking whether the longest episode fits, and the adapter the engines")
+        for warning in [*preflight.check_budget(cfg), *preflight.check_adapter(cfg)]:
             terminal.print(f"warning: {warning}")
         with _ray(cfg, progress):
             _watch(cfg, progress)

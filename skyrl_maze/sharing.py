@@ -3,7 +3,7 @@
 rank: own rows -> shards/        no collective
 all ranks: what went wrong?      one exchange, so that none waits for a rank that failed
 head node: shards -> adapter/    an actor that needs neither GPU nor model
-rank 0: every engine loads it    one immutable folder a version
+rank 0: every engine loads it    one immutable folder a version, proven by each engine: see `serving`
 all ranks: what went wrong?
 """
 
@@ -17,9 +17,7 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
-from loguru import logger
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from tenacity import retry, stop_after_attempt, wait_random_exponential
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -28,8 +26,9 @@ from skyrl_maze.complete import verify
 from skyrl_maze.durable import new_file
 from skyrl_maze.errors import AdapterError
 from skyrl_maze.merge import apply_merge, config_bytes, plan_merge
+from skyrl_maze.serving import Served, serve_everywhere
 from skyrl_maze.shards import read_manifests, write_shard
-from skyrl_maze.together import failure_of, node, raise_together
+from skyrl_maze.together import failure_of, node, of_all_ranks, raise_together
 from skyrl_maze.versions import Version, publish, publish_folder, retain
 
 HEAD_RESOURCE = "node:__internal_head__"
@@ -52,8 +51,21 @@ class Share:
     """How many complete versions stay."""
     merger: Any
     """Handle of the `Merger`."""
+    previous: Version | None = None
+    """What the engines serve now, to go back to."""
+    witnessed: bool = True
+    """Whether the engines' workers can say which LoRA modules they apply."""
     published: bool = False
     """Whether the version is merged already, as that of a step that was just saved is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """What sharing a version came to."""
+
+    served: Served
+    largest_b: float
+    """The largest absolute value in any lora_B, as written; 0 before the first update."""
 
 
 class Merger:
@@ -136,18 +148,26 @@ def local_rows(peft_model: Any) -> dict[str, tuple[torch.Tensor, tuple[int, ...]
     return rows
 
 
-async def share_adapter(share: Share, peft_model: Any, client: Any, lora_name: str) -> None:
+async def share_adapter(share: Share, peft_model: Any, client: Any, lora_name: str) -> Shared | None:
     """Share this rank's part, and return when every engine serves the version; all ranks call it together.
+
+    Returns:
+        On rank 0 what it came to, on the others None.
 
     Raises:
         AdapterError: on every rank alike, naming rank, node and cause.
     """
     if not share.published:
         await write_shards(share, peft_model)
-    failure = None
-    if dist.get_rank() == 0:
-        failure = await _failure(_merge_and_load(share, client, lora_name))
-    raise_together(failure, f"publish {share.version.path}", AdapterError)
+    failure, served, rank = None, None, dist.get_rank()
+    largest_b = await asyncio.to_thread(_largest_b, peft_model, getattr(torch, share.wire_dtype))
+    if rank == 0:
+        try:
+            served = await _merge_and_load(share, client, lora_name)
+        except Exception as error:
+            failure = failure_of(error)
+    all_b = of_all_ranks(failure, largest_b, f"publish {share.version.path}", AdapterError)
+    return Shared(served, max(all_b)) if served is not None else None
 
 
 async def write_shards(share: Share, peft_model: Any) -> None:
@@ -156,7 +176,7 @@ async def write_shards(share: Share, peft_model: Any) -> None:
     Raises:
         AdapterError: on every rank alike, naming rank, node and cause.
     """
-    version, rank = share.version, dist.get_rank()
+    version, rank, failure = share.version, dist.get_rank(), None
     config = peft_config(dataclasses.asdict(peft_model.peft_config["default"]), share.base_model)
 
     def write() -> None:
@@ -174,31 +194,28 @@ async def write_shards(share: Share, peft_model: Any) -> None:
             with new_file(version.shards / CONFIG_FILE) as file:
                 file.write(config_bytes(config))
 
-    failure = await _failure(asyncio.to_thread(write))
+    try:
+        await asyncio.to_thread(write)
+    except Exception as error:
+        failure = failure_of(error)
     raise_together(failure, f"write the shards of {version.path}", AdapterError)
 
 
-async def _merge_and_load(share: Share, client: Any, lora_name: str) -> None:
+def _largest_b(peft_model: Any, dtype: torch.dtype) -> float:
+    """The largest absolute value in this rank's rows of any lora_B, as it is written."""
+    rows = local_rows(peft_model).items()
+    held = [tensor for name, (tensor, *_) in rows if ".lora_B." in name and tensor.numel()]
+    return max((float(tensor.abs().max().to(dtype)) for tensor in held), default=0.0)
+
+
+async def _merge_and_load(share: Share, client: Any, lora_name: str) -> Served:
     if not share.published:
         merging = share.merger.merge.remote(share.version)
         await asyncio.wait_for(asyncio.wrap_future(merging.future()), MERGE_LIMIT_S)
-
-    @retry(stop=stop_after_attempt(_LOAD_ATTEMPTS), wait=wait_random_exponential(max=5), reraise=True)
-    async def load() -> None:
-        loading = client.load_lora_adapter(lora_name, str(share.version.adapter))
-        await asyncio.wait_for(loading, _LOAD_LIMIT_S)
-
-    await load()
+    adapter, previous = share.version.adapter, share.previous.adapter if share.previous else None
+    served = await serve_everywhere(client.server_urls, lora_name, adapter, previous, share.witnessed)
     versions = share.version.path.parent
     await asyncio.to_thread(
         retain, versions.parent.parent, share.version.run_id, share.keep, in_use=[share.version]
     )
-    logger.info(f"step {share.version.step}: every engine loaded {share.version.adapter}")
-
-
-async def _failure(work: Any) -> str | None:
-    try:
-        await work
-    except Exception as error:
-        return failure_of(error)
-    return None
+    return served

@@ -22,9 +22,21 @@ def failure_of(error: BaseException) -> str:
     return f"rank {dist.get_rank()} on {node()}: {text}"
 
 
-def raise_together(failure: str | None, what: str, kind: type[SkyRLMazeError]) -> None:
-    """Tell all ranks what failed on any; raise the same error of this kind on each if something did."""
-    failures: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(failures, failure)
-    if found := [text for text in failures if text is not None]:
+def of_all_ranks(failure: str | None, value: Any, what: str, kind: type[SkyRLMazeError]) -> list[Any]:
+    """The values of all ranks; the same error of this kind on each if something failed on any.
+
+    Args:
+        failure: what went wrong on this rank, as `failure_of` says it, or None.
+        value: what this rank gives the others; anything that pickles.
+        what: was to be done, as in "cannot <what>".
+    """
+    outcomes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(outcomes, (failure, value))
+    if found := [text for text, _ in outcomes if text is not None]:
         raise kind(f"cannot {what}: " + "; ".join(found))
+    return [given for _, given in outcomes]
+
+
+def raise_together(failure: str | None, what: str, kind: type[SkyRLMazeError]) -> None:
+    """As `of_all_ranks`, where there is nothing to give."""
+    of_all_ranks(failure, None, what, kind)

@@ -15,17 +15,22 @@ from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import (  # noqa: E402
 )
 
 from skyrl_maze import training_state  # noqa: E402
-from skyrl_maze.sharing import Share, share_adapter, write_shards  # noqa: E402
+from skyrl_maze.sharing import Share, Shared, share_adapter, write_shards  # noqa: E402
 
 
 class MazePolicyWorker(FSDPPolicyWorkerBase):
     """One FSDP rank of the policy; its adapter reaches the engines through a shared folder."""
 
     _share: Share | None = None
+    _shared: Shared | None = None
 
     def next_share(self, share: Share) -> None:
         """The version that the next synchronisation of weights makes."""
         self._share = share
+
+    def last_shared(self) -> Shared | None:
+        """What the last one came to; None on all ranks but the first."""
+        return self._shared
 
     async def broadcast_to_inference_engines(
         self, inference_engine_client: Any, inference_engine_cfg: Any, model_id: str | None = None
@@ -41,7 +46,7 @@ class MazePolicyWorker(FSDPPolicyWorkerBase):
         reset = self._reset_prefix_cache_task(client, inference_engine_cfg)
         lora_name, _ = self._resolve_lora_sync_target(model_id)
         try:
-            await share_adapter(share, self.model.model, client, lora_name)
+            self._shared = await share_adapter(share, self.model.model, client, lora_name)
         finally:
             if reset is not None:
                 await reset

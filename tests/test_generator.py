@@ -546,6 +546,20 @@ def test_the_conversation_is_kept_without_base64(build: Any) -> None:
     assert "base64" not in repr(chat)
 
 
+def test_an_episode_names_the_adapter_that_was_served_when_it_began(build: Any) -> None:
+    generator: Any = None
+
+    def policy(_prompt: list[int], _max_tokens: int) -> tuple[list[int], str]:
+        generator.adapter_version = "4.0"
+        return [5], "stop"
+
+    generator = build(policy)
+    generator.adapter_version = "3.0"
+    rows = [{"turns": 2}, {"turns": 2}]
+    assert play(generator, rows)["adapter_versions"] == ["3.0", "3.0"]
+    assert play(generator, rows)["adapter_versions"] == ["4.0", "4.0"]
+
+
 def test_a_template_that_drops_reasoning_is_refused(build: Any, tokenizer: Any, tmp_path: Path) -> None:
     kept = "{{ message.content }}"
     assert kept in tokenizer.chat_template

@@ -19,16 +19,17 @@ ORDER = (
     *("durable", "shards", "adapter", "merge", "complete", "versions", "batches", "checkpoints"),
     *("export_plan", "export_source", "export", "remote"),
     *("_compat", "cpu", "tiny", "advantages", "config", "console", "vision", "budget", "preflight"),
-    *("together", "training_state", "sharing", "worker", "engine", "player", "generator"),
-    *("trainer", "experiment"),
+    *("together", "training_state", "serving", "probe", "applied_lora", "sharing", "worker"),
+    *("engine", "player", "generator"),
+    *("adapter_trainer", "trainer", "narrator", "experiment"),
     *("launch", "entrypoints", "lora_export_cli", "lora_cli", "demos_cli", "cli", "hyperpod"),
 )
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
 MAY_BE_HEAVY = {
     *("advantages", "config", "vision", "budget", "preflight"),
-    *("together", "training_state", "sharing", "worker", "engine", "player", "generator"),
-    *("trainer", "experiment"),
+    *("together", "training_state", "applied_lora", "sharing", "worker"),
+    *("engine", "player", "generator", "adapter_trainer", "trainer", "narrator", "experiment"),
 }
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
 COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "demos_cli", "cli")

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from skyrl_maze import checkpoints, complete, versions
-from skyrl_maze.runlog import read_metrics
+from skyrl_maze.runlog import EVENTS_FILE, read_metrics
 
 pytestmark = pytest.mark.rehearsal
 
@@ -118,6 +118,16 @@ def test_the_adapter_changed_and_every_version_was_served(rehearsal: Rehearsal) 
     assert all(torch.isfinite(tensor).all() for tensor in grown)
     assert all(tensor.abs().max() > 0 for tensor in grown)
     assert not [name for name in synced if "visual" in name]
+    events = map(json.loads, (rehearsal.root / EVENTS_FILE).read_text(encoding="utf-8").splitlines())
+    shared = [event for event in events if event["event"] == "shared"]
+    assert [event["step"] for event in shared] == list(range(STEPS + 1))
+    for event in shared:
+        assert (event["engines"], event["modules"]) == (1, len(synced) // 2)
+        # Zero before the first update, and then the engine does not answer as the base model does.
+        assert (event["largest_b"] > 0) == (event["probe_difference"] > 1e-6) == (event["step"] > 0)
+    trained = [r for r in rehearsal.metrics if "train/solve_rate" in r]
+    assert all(r["adapter/modules"] == len(synced) // 2 for r in trained)
+    assert all(r["adapter/step"] == r["step"] for r in trained)
     [log] = (rehearsal.root / "logs").glob("infra-*.log")
     text = log.read_text(encoding="utf-8", errors="replace")
     assert text.count('"POST /skyrl/v1/load_lora_adapter HTTP/1.1" 200') == STEPS + 1
@@ -284,6 +294,8 @@ def test_a_random_model_and_faults_everywhere_end_no_run(tmp_path: Path, model_c
     for record in steps:
         assert record["generate/lost_environment"] > 0
         assert record["generate/retries"] > 0
-        assert record["generate/masked_episodes"] == record["generate/lost_environment"]
+        # A call of the engine rarely fails four times in a row.
+        lost = record["generate/lost_environment"] + record.get("generate/lost_engine", 0)
+        assert record["generate/masked_episodes"] == lost
         assert "generate/violations" not in record
     assert "episodes lost" in done.stdout
