@@ -167,7 +167,7 @@ def _played(
     from skyrl_maze.play import play as play_all
 
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("solved {task.fields[solved]}"),
