@@ -20,6 +20,7 @@ STANDARD = {
     "AdapterError": ValueError,
     "RecordError": ValueError,
     "EndpointError": RuntimeError,
+    "CheckpointError": ValueError,
     "SetupError": RuntimeError,
 }
 
