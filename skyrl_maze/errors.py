@@ -41,6 +41,14 @@ class AdapterError(SkyRLMazeError, ValueError):
     """An adapter, or a part of one, that cannot be written, merged, trusted or loaded."""
 
 
+class RecordError(SkyRLMazeError, ValueError):
+    """A result of an evaluation that cannot be read, written or compared."""
+
+
+class EndpointError(SkyRLMazeError, RuntimeError):
+    """A model behind an address that cannot be played with."""
+
+
 class CheckpointError(SkyRLMazeError, ValueError):
     """A checkpoint that cannot be written, trusted, or continued with these settings."""
 

@@ -40,7 +40,7 @@ class Narrator(TrainingCallback):
             ("train/solve_rate", "environment"),
             ("eval/solve_rate", "eval/all/environment"),
         ):
-            if f"{source}/solve_rate" in logs:
+            if name not in logs and f"{source}/solve_rate" in logs:
                 logs[name] = logs[f"{source}/solve_rate"]
         self._log.metrics(step, logs)
         shown = (
