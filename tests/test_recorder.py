@@ -19,7 +19,7 @@ from skyrl_maze.maze import generate_maze
 from skyrl_maze.recorder import EvaluationRecorder
 from skyrl_maze.results import read_result, step_folder
 from skyrl_maze.runlog import EventReader, RunLog, read_metrics
-from skyrl_maze.trainer import Narrator
+from skyrl_maze.narrator import Narrator
 
 # Said by torchdata's loader to torch.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
