@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from skyrl_maze import __version__, dataset, lora_cli, recipes
+from skyrl_maze import __version__, dataset, lora_cli, recipes, report_cli
 from skyrl_maze.actions import GoalRule, checked_goal_rule
 from skyrl_maze.errors import ConfigError, DatasetError, SkyRLMazeError, closest
 from skyrl_maze.maze import Cell, Maze, generate_maze
@@ -25,6 +25,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 recipes_app = typer.Typer(invoke_without_command=True)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(lora_cli.app, name="lora")
+app.registered_commands += report_cli.app.registered_commands
 
 
 def main() -> None:
