@@ -214,6 +214,23 @@ def load_file(path: Path) -> list[Maze]:
     )
 
 
+def load(source: str) -> list[Maze]:
+    """The mazes of a shipped set, or of a .parquet file.
+
+    Raises:
+        DatasetError: it is neither, or cannot be read.
+    """
+    shipped = shipped_sets()
+    if source in shipped:
+        return load_set(source)
+    if Path(source).exists():
+        return load_file(Path(source))
+    raise DatasetError(
+        f"no maze set or file {source!r}{closest(source, shipped)}; shipped: {', '.join(shipped)}; "
+        "or give the path of a .parquet file"
+    )
+
+
 def prepare(train: MazeSetSpec, evaluation: MazeSetSpec, folder: Path) -> tuple[Path, Path]:
     """Make both sets of a run, unless they exist, and return their files (training, evaluation).
 

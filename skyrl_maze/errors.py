@@ -39,6 +39,18 @@ class AdapterError(SkyRLMazeError, ValueError):
     """An adapter, or a part of one, that cannot be written, merged, trusted or loaded."""
 
 
+class RecordError(SkyRLMazeError, ValueError):
+    """A result of an evaluation that cannot be read, written or compared."""
+
+
+class ReportError(SkyRLMazeError, ValueError):
+    """A page that cannot be made, or cannot be written where it was to go."""
+
+
+class EndpointError(SkyRLMazeError, RuntimeError):
+    """A model behind an address that cannot be played with."""
+
+
 class SetupError(SkyRLMazeError, RuntimeError):
     """The machine lacks what the run needs: a GPU, a package, disk space, a free port."""
 

@@ -51,7 +51,12 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
         raise ReportError(f"cannot show {len(folders)} folders on one page: give one, or two to compare")
     shelf = _Shelf()
     runs = [_run(folder, shelf) for folder in folders]
-    return {"runs": runs, "published": PUBLISHED, "texts": list(shelf.texts), "mazes": list(shelf.mazes.values())}
+    return {
+        "runs": runs,
+        "published": PUBLISHED,
+        "texts": list(shelf.texts),
+        "mazes": list(shelf.mazes.values()),
+    }
 
 
 class _Shelf:

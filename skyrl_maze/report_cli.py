@@ -27,7 +27,9 @@ def report(
     data = gather([folder] if other is None else [folder, other])
     page = render_page(data)
     write_page(out, page, force)
-    evaluations = [point["evaluation"] for run in data["runs"] for point in run["curve"] if point["evaluation"]]
+    evaluations = [
+        point["evaluation"] for run in data["runs"] for point in run["curve"] if point["evaluation"]
+    ]
     print(f"page         {out}, {len(page.encode()):,} bytes")
     print(f"evaluations  {len(evaluations)}")
     print(f"episodes     {sum(len(evaluation['episodes']) for evaluation in evaluations)}")

@@ -63,7 +63,9 @@ def write_page(path: Path, page: str, force: bool = False) -> None:
     """
     if path.exists() and not (force and path.is_file()) and not _is_page(path):
         hint = "or --force to overwrite it" if path.is_file() else "such as report.html"
-        raise ReportError(f"cannot write the page {path}: no page of this program lies there; give another name, {hint}")
+        raise ReportError(
+            f"cannot write the page {path}: no page of this program lies there; give another name, {hint}"
+        )
     try:
         write_whole(path, lambda file: file.write(page.encode()))
     except OSError as error:

@@ -51,7 +51,7 @@ class Narrator(TrainingCallback):
             ("train/solve_rate", "environment"),
             ("eval/solve_rate", "eval/all/environment"),
         ):
-            if f"{source}/solve_rate" in logs:
+            if name not in logs and f"{source}/solve_rate" in logs:
                 logs[name] = logs[f"{source}/solve_rate"]
         self._log.metrics(step, logs)
         shown = (
@@ -74,6 +74,7 @@ class MazeTrainer(RayPPOTrainer):
 
     def __init__(self, cfg: Any, *args: Any, log: RunLog | None = None, **kwargs: Any) -> None:
         self._log = log
+        self.shared_adapter: str | None = None  # the version that the engines serve
         # SkyRL prints the dataset's prompt and decoded image tokens; `generate` prints the conversation.
         self._example_interval, cfg.trainer.print_example_interval = cfg.trainer.print_example_interval, 0
         super().__init__(cfg, *args, **kwargs)
@@ -100,6 +101,7 @@ class MazeTrainer(RayPPOTrainer):
             ray.get(policy.async_run_ray_method("pass_through", "next_share", coming))
             await synchronise(model_id)
             report = ray.get(merger.report.remote(), timeout=60)
+            self.shared_adapter = version.path.name
             self.all_metrics["adapter/step"] = report["step"]
             self.all_metrics["adapter/bytes"] = report["bytes"]
             self.all_metrics["timing/adapter_merge"] = report["seconds"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from skyrl_maze.actions import STOP, Action, FailureReason, GoalRule
+from skyrl_maze.actions import STOP, Action, FailureReason, GoalRule, format_action
 from skyrl_maze.episode import Episode
 from skyrl_maze.evaluate import figures
 from skyrl_maze.maze import Maze, Move
@@ -18,13 +18,17 @@ MAX_TURNS = 18
 Policy = Callable[[Episode, random.Random], tuple[str, Action | None]]
 
 
+def answer(thought: str, action: Action) -> str:
+    return f"<think>{thought}</think>\n<answer>{format_action(action, 'tuple')}</answer>"
+
+
 def oracle(episode: Episode, _rng: random.Random) -> tuple[str, Action | None]:
     """The next move of a shortest path, and stop on the goal."""
     if episode.position == episode.maze.goal:
-        return "The goal is reached.\n<answer>('stop', 'stop')</answer>", STOP
+        return answer("The goal is reached.", STOP), STOP
     rest = Maze(episode.maze.walls, episode.position, episode.maze.goal).shortest_path()
-    said = f"I stand at {episode.position}; the goal lies at {episode.maze.goal}."
-    return f"<think>{said} The way is open to the {rest[0].word}.</think>\n<answer>('move', {int(rest[0])})</answer>", rest[0]
+    said = f"I stand at {episode.position}, the goal lies at {episode.maze.goal}, and {rest[0].word} is open."
+    return answer(said, rest[0]), rest[0]
 
 
 def wanderer(skill: float) -> Policy:
@@ -36,7 +40,7 @@ def wanderer(skill: float) -> Policy:
         action = rng.choice([*Move, *Move, *Move, STOP, None, None])
         if action is None:
             return "I would rather look around for a while before I say anything definite.", None
-        return f"<think>Perhaps {action.word}?</think>\n<answer>{action.word}</answer>", action
+        return answer(f"Perhaps {action.word}?", action), action
 
     return act
 
@@ -72,7 +76,9 @@ def play(
     )
 
 
-def play_all(mazes: Sequence[Maze], policy: Policy, seed: int, error_at: int | None = None) -> list[EpisodeRecord]:
+def play_all(
+    mazes: Sequence[Maze], policy: Policy, seed: int, error_at: int | None = None
+) -> list[EpisodeRecord]:
     """An episode in each maze; that at `error_at` fails."""
     rng = random.Random(seed)
     return [
@@ -81,7 +87,9 @@ def play_all(mazes: Sequence[Maze], policy: Policy, seed: int, error_at: int | N
     ]
 
 
-def write(folder: Path, episodes: Sequence[EpisodeRecord], policy: str, step: int | None = None, **more: str) -> None:
+def write(
+    folder: Path, episodes: Sequence[EpisodeRecord], policy: str, step: int | None = None, **more: str
+) -> None:
     """A result folder of these episodes."""
     names = {"mazes": "visgym-easy-64", "grammar": "tuple", "theme": "visgym", **more}
     rules: dict[str, Any] = {"goal_rule": GoalRule.STOP, "max_turns": MAX_TURNS, "temperature": 0.0}
@@ -95,7 +103,9 @@ def write_run(root: Path, mazes: Sequence[Maze], skills: dict[int, float], seed:
     root.mkdir(parents=True)
     with (root / "metrics.jsonl").open("w", encoding="utf-8") as file:
         for step, skill in skills.items():
-            episodes = play_all(mazes, wanderer(skill), seed + step, error_at=5 if step == min(skills) else None)
+            episodes = play_all(
+                mazes, wanderer(skill), seed + step, error_at=5 if step == min(skills) else None
+            )
             write(step_folder(root, step), episodes, "Qwen3-VL-8B", step, adapter=f"{step}.0")
             rate = sum(episode.success for episode in episodes) / len(episodes)
             print(json.dumps({"step": step, "timing/step": 31.5, "eval/solve_rate": rate}), file=file)

@@ -13,26 +13,28 @@ PACKAGES = ("entrypoints", "recipes", "hyperpod")
 
 # From the bottom up: a module imports only what stands before it.
 ORDER = (
-    *("errors", "maze", "render", "actions", "prompt", "reward", "episode", "env", "gymnasium_env"),
-    *("dataset", "recipes", "runlog", "pictures", "chat", "trajectory", "faults", "threads"),
+    *("errors", "maze", "render", "actions", "prompt", "reward", "episode", "records", "evaluate", "compare"),
+    *("env", "gymnasium_env", "dataset", "results", "recipes", "runlog", "pictures", "chat", "trajectory"),
+    *("faults", "threads", "address", "policies", "endpoint", "plan", "play", "replay", "scores"),
+    *("report", "report_page"),
     *("durable", "shards", "adapter", "merge", "complete", "versions"),
     *("export_plan", "export_source", "export", "remote"),
     *("_compat", "cpu", "tiny", "advantages", "config", "console", "vision", "budget", "preflight"),
-    *("sharing", "worker", "engine", "player", "generator", "trainer", "experiment"),
-    *("launch", "entrypoints", "lora_export_cli", "lora_cli", "cli", "hyperpod"),
+    *("sharing", "worker", "engine", "player", "generator", "recorder", "trainer", "experiment"),
+    *("launch", "entrypoints", "lora_export_cli", "lora_cli", "play_cli", "report_cli", "cli", "hyperpod"),
 )
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
 MAY_BE_HEAVY = {
     *("advantages", "config", "vision", "budget", "preflight"),
-    *("sharing", "worker", "engine", "player", "generator", "trainer", "experiment"),
+    *("sharing", "worker", "engine", "player", "generator", "recorder", "trainer", "experiment"),
 }
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
-COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "cli")
+COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "play_cli", "report_cli", "cli")
 PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name != "_compat"]
 
 # Test files about the whole, not about one module.
-TOPICS = {"layers", "packaging", "bootstrap", "rehearsal", "docs", "benchmarks"}
+TOPICS = {"layers", "packaging", "bootstrap", "rehearsal", "docs", "benchmarks", "report_browser"}
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
 
 

@@ -62,7 +62,10 @@ def test_a_step_without_episodes_keeps_the_rate_of_the_metrics(run: Path) -> Non
         for record in ({"step": 2, "eval/solve_rate": 0.5}, {"step": 12, "eval/solve_rate": 0.75}):
             print(json.dumps(record), file=file)
         for odd in (1.5, -1, "half", None, True, float("nan")):
-            print(json.dumps({"step": 14, "eval/solve_rate": odd} if odd is not True else {"step": odd}), file=file)
+            print(
+                json.dumps({"step": 14, "eval/solve_rate": odd} if odd is not True else {"step": odd}),
+                file=file,
+            )
     curve = gather([run])["runs"][0]["curve"]
     assert steps(curve) == [0, 2, 10, 12]
     bare = {"low": None, "high": None, "episodes": None, "evaluation": None}

@@ -156,15 +156,17 @@ def test_the_curve_is_there_as_a_picture_and_as_a_table(opened: Opener, place: P
         summary = read_result(step_folder(place / "maze-grpo", step)).summary
         low, high = 100 * summary.solve_rate_low, 100 * summary.solve_rate_high
         assert f"maze-grpo{step}{100 * summary.solve_rate:.1f} %{low:.1f} to {high:.1f} %64" in rows
-    assert [re.sub(r"^published run: another model and other mazes.*?step 100", "", row) for row in rows[5:]] == [
-        *("043.75 %none given64", "10075.00 %none given64", "16096.88 %none given64")
-    ]
+    assert [
+        re.sub(r"^published run: another model and other mazes.*?step 100", "", row) for row in rows[5:]
+    ] == [*("043.75 %none given64", "10075.00 %none given64", "16096.88 %none given64")]
 
 
 def test_another_evaluation_is_chosen_in_the_list_or_on_the_curve(opened: Opener, place: Path) -> None:
     page = opened(place / "one.html")
     first = read_result(step_folder(place / "maze-grpo", 0))
-    page.get_by_role("combobox", name="shown").select_option(label=f"step 0, {100 * first.summary.solve_rate:.1f} %")
+    page.get_by_role("combobox", name="shown").select_option(
+        label=f"step 0, {100 * first.summary.solve_rate:.1f} %"
+    )
     expect(page.locator("#runs .conditions")).to_contain_text("adapter 0.0")
     expect(page.locator("#marks")).to_contain_text(f"solved {sum(e.success for e in first.episodes)}")
     expect(page.locator("#marks")).to_contain_text("error 1")
@@ -172,7 +174,9 @@ def test_another_evaluation_is_chosen_in_the_list_or_on_the_curve(opened: Opener
     expect(page.locator("#runs .conditions")).to_contain_text("adapter 120.0")
 
 
-def test_a_short_run_fills_its_curve_and_the_published_one_can_be_seen_whole(opened: Opener, place: Path) -> None:
+def test_a_short_run_fills_its_curve_and_the_published_one_can_be_seen_whole(
+    opened: Opener, place: Path
+) -> None:
     page = opened(place / "short.html")
     ticks = page.locator("#chart .axes")
     expect(ticks).not_to_contain_text("160")
@@ -377,7 +381,13 @@ def test_arrows_walk_through_the_grid_and_tab_leaves_it(opened: Opener, place: P
         "([...document.querySelectorAll('.tile')].map(tile => tile.offsetTop))"
     )
     assert columns > 1
-    for key, place_there in [("ArrowDown", columns), ("ArrowRight", columns + 1), ("ArrowUp", 1), ("End", 63), ("Home", 0)]:
+    for key, place_there in [
+        ("ArrowDown", columns),
+        ("ArrowRight", columns + 1),
+        ("ArrowUp", 1),
+        ("End", 63),
+        ("Home", 0),
+    ]:
         page.keyboard.press(key)
         assert page.evaluate("Number(document.activeElement.dataset.place)") == place_there, key
     page.keyboard.press("Tab")
@@ -433,7 +443,9 @@ def test_two_runs_are_paired_by_maze(opened: Opener, place: Path, last: Result) 
     assert page.locator(".tiles").nth(1).locator(".missing").count() == 4
     page.locator("[name=show]").select_option("differ")
     differ = [
-        (one, two) for one, two in zip(last.episodes, other.episodes, strict=False) if one.success != two.success
+        (one, two)
+        for one, two in zip(last.episodes, other.episodes, strict=False)
+        if one.success != two.success
     ]
     assert differ
     expect(page.locator("#count")).to_have_text(f"{len(differ)} of 64 pairs")
@@ -457,7 +469,10 @@ def test_the_tile_of_the_same_maze_shows_itself(opened: Opener, place: Path) -> 
     page = opened(place / "two.html")
     page.locator(".tiles").nth(0).locator(".tile").nth(7).focus()
     assert page.locator(".tile.partner").count() == 2
-    assert page.evaluate("[...document.querySelectorAll('.tile.partner')].map(t => t.dataset.place)") == ["7", "7"]
+    assert page.evaluate("[...document.querySelectorAll('.tile.partner')].map(t => t.dataset.place)") == [
+        "7",
+        "7",
+    ]
 
 
 # --- Colours, motion, narrow windows ---
@@ -479,7 +494,9 @@ def test_colours_follow_the_system_until_one_asks(opened: Opener, place: Path, s
 def test_nothing_moves_for_those_who_ask(opened: Opener, place: Path, motion: Any, moves: bool) -> None:
     page = opened(place / "one.html", reduced_motion=motion)
     open_tile(page, 0)
-    seconds = page.evaluate("parseFloat(getComputedStyle(document.querySelector('.stage .agent')).transitionDuration)")
+    seconds = page.evaluate(
+        "parseFloat(getComputedStyle(document.querySelector('.stage .agent')).transitionDuration)"
+    )
     assert (seconds > 0) == moves
 
 
@@ -620,7 +637,9 @@ def test_text_stays_text_wherever_it_comes_from(opened: Opener, attacked: Path, 
     expect(page.locator("#notes")).to_contain_text(ATTACKS[1])
 
 
-def test_without_escaping_and_policy_the_texts_would_run(browser: Browser, attacked: Path, tmp_path: Path) -> None:
+def test_without_escaping_and_policy_the_texts_would_run(
+    browser: Browser, attacked: Path, tmp_path: Path
+) -> None:
     """The attacks are real: the same page made without care runs them."""
     data = gather([attacked])
     page = render_page(data).replace(embedded_json(data), "".join(ATTACKS))
