@@ -38,11 +38,11 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
     """The data of a page of one run or result folder, or of two side by side.
 
     Returns:
-        `runs`: for each folder its `name`, `notes` (one line each about what was left out) and `curve`: points
-        in the order of their `step` with `rate`, `low`, `high`, `episodes` and `evaluation`, each None where
+        `runs`: for each folder its `name`, its `notes` (a line for each thing left out) and its `curve`: points
+        in the order of their `step`, with `rate`, `low`, `high`, `episodes` and `evaluation`, each None where
         unknown. An evaluation has the `summary` and the `episodes`, whose turns are lists
-        `[text, action, parse_failure, bumped, row, col, reward]`. Texts and mazes are kept once, in `texts` and
-        `mazes`; an episode has their places.
+        `[text, action, parse_failure, bumped, row, col, reward]`. `texts` and `mazes` hold each of them once;
+        an episode has their places.
 
     Raises:
         ReportError: there are not one or two folders, or one of them is no run and no result.
@@ -60,7 +60,7 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 class _Shelf:
-    """Texts and mazes, each kept once: a trained model says few things, and each evaluation has the same mazes."""
+    """Texts and mazes, each kept once: every evaluation has the same mazes, and a model repeats itself."""
 
     def __init__(self) -> None:
         self.texts: dict[str, int] = {}
@@ -108,7 +108,7 @@ def _points_of_run(root: Path, shelf: _Shelf, notes: list[str]) -> list[Point]:
         notes.append(f"{METRICS_FILE}: {damaged} {'line' if damaged == 1 else 'lines'} unfinished or damaged")
     for record in records:
         step, rate = record.get("step"), record.get(SOLVE_RATE)
-        if is_int(step) and isinstance(rate, int | float) and 0 <= rate <= 1:
+        if is_int(step) and type(rate) in (int, float) and 0 <= rate <= 1:
             points[step] = _point(step, float(rate))
     for folder in sorted((root / EVALUATIONS).glob("step-*")):
         if (match := _STEP.fullmatch(folder.name)) and (point := _evaluated(folder, shelf, notes)):

@@ -1,8 +1,8 @@
 """The page itself: one HTML file that asks for nothing from anywhere and runs no script but its own.
 
-The files of `page/` are put together by jinja2, which escapes all but style, script and data. The data goes in as JSON that
-holds no `<`, `>` or `&`; the script reads it as data and writes it as text. The page's policy allows exactly the
-script and the style whose hashes it names, and no way from text to markup or script.
+The files of `page/` are put together by jinja2, which escapes all but style, script and data. The data are
+JSON that holds no `<`, `>` or `&`; the script writes what it reads there as text. The page's policy allows
+exactly the script and the style whose hashes it names, and no way from text to markup or script.
 """
 
 import base64
@@ -63,9 +63,7 @@ def write_page(path: Path, page: str, force: bool = False) -> None:
     """
     if path.exists() and not (force and path.is_file()) and not _is_page(path):
         hint = "or --force to overwrite it" if path.is_file() else "such as report.html"
-        raise ReportError(
-            f"cannot write the page {path}: no page of this program lies there; give another name, {hint}"
-        )
+        raise ReportError(f"cannot write the page {path}: another file lies there; give another name, {hint}")
     try:
         write_whole(path, lambda file: file.write(page.encode()))
     except OSError as error:

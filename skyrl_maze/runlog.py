@@ -65,7 +65,7 @@ def read_metrics(root: Path, skip: int = 0) -> list[dict[str, Any]]:
 
 
 def metric_lines(root: Path) -> tuple[list[dict[str, Any]], int]:
-    """The metric records of a run, oldest first, and how many lines are none: torn by a crash, or unfinished."""
+    """The metric records of a run, oldest first, and how many lines are none: torn, or not finished."""
     path = root / METRICS_FILE
     if not path.exists():
         return [], 0

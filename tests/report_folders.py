@@ -32,7 +32,7 @@ def oracle(episode: Episode, _rng: random.Random) -> tuple[str, Action | None]:
 
 
 def wanderer(skill: float) -> Policy:
-    """The oracle's answer with probability `skill`, else any move, a stop or nothing that can be understood."""
+    """The oracle with probability `skill`, else any move, a stop or an answer that cannot be understood."""
 
     def act(episode: Episode, rng: random.Random) -> tuple[str, Action | None]:
         if rng.random() < skill:

@@ -154,9 +154,7 @@ def test_an_older_page_is_replaced_and_nothing_else(data: dict[str, Any], tmp_pa
     write_page(path, page + "<!-- newer -->")
     assert path.read_text(encoding="utf-8").endswith("<!-- newer -->")
     path.write_text("notes of mine")
-    with pytest.raises(
-        ReportError, match=r"no page of this program lies there; give another name, or --force"
-    ):
+    with pytest.raises(ReportError, match=r"another file lies there; give another name, or --force"):
         write_page(path, page)
     assert path.read_text() == "notes of mine"
     write_page(path, page, force=True)
@@ -180,8 +178,8 @@ def test_a_page_that_cannot_be_written_leaves_the_older_one(
     with pytest.raises(ReportError, match="No space left on device; give another place"):
         write_page(path, "newer")
     assert path.read_bytes() == older
+    monkeypatch.undo()
     with pytest.raises(ReportError, match="No such file or directory; give another place"):
-        monkeypatch.undo()
         write_page(tmp_path / "none" / "report.html", "page")
 
 
@@ -192,18 +190,8 @@ def _full_disk(_path: Path, _write: Any) -> None:
 # --- Colours ---
 
 # What is written on what: text and the marks that tell outcomes apart, on each ground they lie on.
-WORDS = (
-    "ink",
-    "quiet",
-    "accent",
-    "run-A",
-    "run-B",
-    "goal",
-    "stopped_early",
-    "out_of_turns",
-    "error",
-    "running",
-)
+OUTCOMES = ("goal", "stopped_early", "out_of_turns", "error", "running")
+WORDS = ("ink", "quiet", "accent", "run-A", "run-B", *OUTCOMES)
 PAIRS = [
     *[(word, ground) for word in WORDS for ground in ("ground", "surface")],
     *[("on-accent", "accent"), ("ink", "notes"), ("published", "ground"), ("edge", "surface")],
