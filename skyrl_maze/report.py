@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from skyrl_maze.errors import RecordError, ReportError
 from skyrl_maze.maze import Maze, is_int
@@ -38,9 +38,9 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
     """The data of a page of one run or result folder, or of two side by side.
 
     Returns:
-        `runs`: for each folder its `name`, its `notes` (a line for each thing left out) and its `curve`: points
-        in the order of their `step`, with `rate`, `low`, `high`, `episodes` and `evaluation`, each None where
-        unknown. An evaluation has the `summary` and the `episodes`, whose turns are lists
+        `runs`: for each folder its `name`, its `notes` (a line for each thing left out) and its `curve`.
+        A curve is points in the order of their `step` with `rate`, `low`, `high`, `episodes` and `evaluation`;
+        what is not known is None. An evaluation has the `summary` and the `episodes`, whose turns are lists
         `[text, action, parse_failure, bumped, row, col, reward]`. `texts` and `mazes` hold each of them once;
         an episode has their places.
 
@@ -108,8 +108,8 @@ def _points_of_run(root: Path, shelf: _Shelf, notes: list[str]) -> list[Point]:
         notes.append(f"{METRICS_FILE}: {damaged} {'line' if damaged == 1 else 'lines'} unfinished or damaged")
     for record in records:
         step, rate = record.get("step"), record.get(SOLVE_RATE)
-        if is_int(step) and type(rate) in (int, float) and 0 <= rate <= 1:
-            points[step] = _point(step, float(rate))
+        if is_int(step) and _is_share(rate):
+            points[step] = _point(step, rate)
     for folder in sorted((root / EVALUATIONS).glob("step-*")):
         if (match := _STEP.fullmatch(folder.name)) and (point := _evaluated(folder, shelf, notes)):
             points[int(match[1])] = {**point, "step": int(match[1])}
@@ -134,6 +134,10 @@ def _evaluated(folder: Path, shelf: _Shelf, notes: list[str]) -> Point | None:
 
 def _point(step: int | None, rate: float, low: float | None = None, high: float | None = None) -> Point:
     return {"step": step, "rate": rate, "low": low, "high": high, "episodes": None, "evaluation": None}
+
+
+def _is_share(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def _summary(summary: Summary) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,11 @@ def tiles(page: Page) -> Locator:
     return page.locator("#grids .tile")
 
 
+def percent(share: float) -> str:
+    """Two digits, a half rounded up as JavaScript does."""
+    return f"{Decimal(100 * share).quantize(Decimal('0.01'), ROUND_HALF_UP)} %"
+
+
 def said(page: Page) -> str:
     """What a screen reader was told last."""
     return page.locator("#said").text_content() or ""
@@ -138,7 +144,7 @@ def test_the_figures_are_those_of_the_files(opened: Opener, place: Path, last: R
     page = opened(place / "one.html")
     solved = sum(episode.success for episode in last.episodes)
     figures = page.locator("#runs .figures")
-    expect(figures).to_contain_text(f"{100 * last.summary.solve_rate:.1f} %")
+    expect(figures).to_contain_text(percent(last.summary.solve_rate))
     expect(figures).to_contain_text(f"{solved} of 64, 95 %: {100 * last.summary.solve_rate_low:.1f} to")
     expect(figures).to_contain_text(f"{last.summary.spl:.3f}")
     expect(page.locator("#marks")).to_contain_text(f"solved {solved}")
@@ -156,7 +162,7 @@ def test_the_curve_is_there_as_a_picture_and_as_a_table(opened: Opener, place: P
     for step in range(0, 161, 40):
         summary = read_result(step_folder(place / "maze-grpo", step)).summary
         low, high = 100 * summary.solve_rate_low, 100 * summary.solve_rate_high
-        assert f"maze-grpo{step}{100 * summary.solve_rate:.1f} %{low:.1f} to {high:.1f} %64" in rows
+        assert f"maze-grpo{step}{percent(summary.solve_rate)}{low:.1f} to {high:.1f} %64" in rows
     assert [
         re.sub(r"^published run: another model and other mazes.*?step 100", "", row) for row in rows[5:]
     ] == [*("043.75 %none given64", "10075.00 %none given64", "16096.88 %none given64")]
@@ -166,7 +172,7 @@ def test_another_evaluation_is_chosen_in_the_list_or_on_the_curve(opened: Opener
     page = opened(place / "one.html")
     first = read_result(step_folder(place / "maze-grpo", 0))
     page.get_by_role("combobox", name="shown").select_option(
-        label=f"step 0, {100 * first.summary.solve_rate:.1f} %"
+        label=f"step 0, {percent(first.summary.solve_rate)}"
     )
     expect(page.locator("#runs .conditions")).to_contain_text("adapter 0.0")
     expect(page.locator("#marks")).to_contain_text(f"solved {sum(e.success for e in first.episodes)}")
@@ -193,7 +199,7 @@ def test_rates_by_size_and_length_are_listed(opened: Opener, place: Path) -> Non
     rows = page.locator("#groups tbody tr").all_text_contents()
     assert len(rows) == len(summary.by_size) + len(summary.by_shortest_path)
     for group in summary.by_size:
-        shown = f"mixed{group.size}\u00d7{group.size}{group.episodes}{100 * group.solve_rate:.1f} %"
+        shown = f"mixed{group.size}\u00d7{group.size}{group.episodes}{percent(group.solve_rate)}"
         assert any(row.startswith(shown) for row in rows), shown
 
 

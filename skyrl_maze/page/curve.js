@@ -37,7 +37,7 @@ function drawChart(width, wholePublished, chosen, pick) {
   plot.append(svg("g", { class: "published" },
     svg("path", { class: "trail", d: trail(published.map(([step, share]) => [x(step), y(share)])) }),
     ...published.map(([step, share]) => svg("path", { class: "dot", d: DOT.published(x(step), y(share)) },
-      svg("title", {}, `published run, step ${step}: ${percent(share, 2)}`)))));
+      svg("title", {}, `published run, step ${step}: ${percent(share)}`)))));
   series.forEach(({ name, letter, points, levels }, index) => {
     const group = svg("g", { class: `run-${letter}` });
     for (const { rate, low, high } of levels) {
@@ -87,7 +87,7 @@ function describe(series) {
 }
 
 function curveRows() {
-  const published = DATA.published.points.map(([step, share]) => [DATA.published.name, String(step), percent(share, 2), "none given", "64"]);
+  const published = DATA.published.points.map(([step, share]) => [DATA.published.name, String(step), percent(share), "none given", "64"]);
   const own = DATA.runs.flatMap((run, index) => run.curve.map(({ step, rate, low, high, episodes }) =>
     [runName(index), step === null ? "none" : String(step), percent(rate), interval(low, high), episodes === null ? "unknown" : String(episodes)]));
   return [...own, ...published];

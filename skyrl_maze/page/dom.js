@@ -15,7 +15,7 @@ function fill(node, attributes, children) {
 const el = (name, attributes = {}, ...children) => fill(document.createElement(name), attributes, children);
 const svg = (name, attributes = {}, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
 
-const percent = (share, digits = 1) => (share === null ? "unknown" : `${(100 * share).toFixed(digits)} %`);
+const percent = (share) => `${(100 * share).toFixed(2)} %`;
 const interval = (low, high) => (low === null || high === null ? "unknown" : `${(100 * low).toFixed(1)} to ${(100 * high).toFixed(1)} %`);
 const amount = (value, digits = 2) => (value === null ? "none" : value.toFixed(digits).replace("-", "\u2212"));
 const plural = (count, one, many = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
