@@ -39,8 +39,8 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
 
     Returns:
         `runs`: for each folder its `name`, its `notes` (a line for each thing left out) and its `curve`.
-        A curve is points in the order of their `step` with `rate`, `low`, `high`, `episodes` and `evaluation`;
-        what is not known is None. An evaluation has the `summary` and the `episodes`, whose turns are lists
+        A curve is points by `step`, with `rate`, `low`, `high`, `episodes` and `evaluation`, each
+        None where unknown. An evaluation has the `summary` and the `episodes`, whose turns are lists
         `[text, action, parse_failure, bumped, row, col, reward]`. `texts` and `mazes` hold each of them once;
         an episode has their places.
 

@@ -510,10 +510,12 @@ def test_colours_follow_the_system_until_one_asks(opened: Opener, place: Path, s
 def test_nothing_moves_for_those_who_ask(opened: Opener, place: Path, motion: Any, moves: bool) -> None:
     page = opened(place / "one.html", reduced_motion=motion)
     open_tile(page, 0)
-    seconds = page.evaluate(
-        "parseFloat(getComputedStyle(document.querySelector('.stage .agent')).transitionDuration)"
-    )
-    assert (seconds > 0) == moves
+    page.keyboard.press("ArrowRight")
+    duration = "agent => parseFloat(getComputedStyle(agent).transitionDuration)"
+    agent = page.locator(".stage .agent")
+    assert (agent.evaluate(duration) > 0) == moves
+    page.keyboard.press("End")
+    assert agent.evaluate(duration) == 0, "it would run through walls"
 
 
 @pytest.mark.parametrize("name", ["one.html", "two.html"])

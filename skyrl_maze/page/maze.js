@@ -37,9 +37,14 @@ function stage(episode, name) {
   const node = board(maze, { class: "stage", role: "img", "aria-label": name },
     svg("circle", { class: "start", cx: maze.start[1] + 0.5, cy: maze.start[0] + 0.5, r: 0.24 }),
     way, svg("path", { class: "shortest", d: line(maze.path) }), signs, agent);
+  let shown = 0;
+  show(0);
   return { node, show };
 
+  // The agent glides to the turn before or after, and is put on any other.
   function show(turn) {
+    agent.classList.toggle("gliding", Math.abs(turn - shown) === 1);
+    shown = turn;
     way.setAttribute("d", line(cells.slice(0, turn + 1)));
     agent.setAttribute("cx", cells[turn][1] + 0.5);
     agent.setAttribute("cy", cells[turn][0] + 0.5);
