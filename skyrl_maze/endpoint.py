@@ -161,7 +161,8 @@ class Endpoint:
         reply = _json(data)
         if 300 <= status < 400:
             target = urlsplit(response.headers.get("Location", ""))
-            where = f"{target.scheme}://{target.hostname}{target.path}" if target.hostname else target.path
+            host = target.netloc.rpartition("@")[2]
+            where = f"{target.scheme}://{host}{target.path}" if host else target.path
             raise _RequestError(
                 "engine",
                 self._shown(

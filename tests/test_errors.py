@@ -18,6 +18,8 @@ STANDARD = {
     "RewardError": ValueError,
     "DatasetError": ValueError,
     "AdapterError": ValueError,
+    "RecordError": ValueError,
+    "EndpointError": RuntimeError,
     "SetupError": RuntimeError,
 }
 
