@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from skyrl_maze.errors import RecordError, ReportError
 from skyrl_maze.maze import Maze, is_int
@@ -107,9 +107,10 @@ def _points_of_run(root: Path, shelf: _Shelf, notes: list[str]) -> list[Point]:
     if damaged:
         notes.append(f"{METRICS_FILE}: {damaged} {'line' if damaged == 1 else 'lines'} unfinished or damaged")
     for record in records:
-        step, rate = record.get("step"), record.get(SOLVE_RATE)
-        if is_int(step) and _is_share(rate):
-            points[step] = _point(step, rate)
+        step = record.get("step")
+        rate, low, high = (_share(record.get(f"{SOLVE_RATE}{bound}")) for bound in ("", "_low", "_high"))
+        if is_int(step) and rate is not None:
+            points[step] = _point(step, rate, low, high)
     for folder in sorted((root / EVALUATIONS).glob("step-*")):
         if (match := _STEP.fullmatch(folder.name)) and (point := _evaluated(folder, shelf, notes)):
             points[int(match[1])] = {**point, "step": int(match[1])}
@@ -132,12 +133,15 @@ def _evaluated(folder: Path, shelf: _Shelf, notes: list[str]) -> Point | None:
     return {**point, "episodes": summary.episodes, "evaluation": evaluation}
 
 
-def _point(step: int | None, rate: float, low: float | None = None, high: float | None = None) -> Point:
+def _point(step: int | None, rate: float, low: float | None, high: float | None) -> Point:
     return {"step": step, "rate": rate, "low": low, "high": high, "episodes": None, "evaluation": None}
 
 
-def _is_share(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+def _share(value: object) -> float | None:
+    """The value if it is a number from 0 to 1."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        return None
+    return float(value)
 
 
 def _summary(summary: Summary) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 
 from skyrl_maze import versions
+from skyrl_maze.report import gather
 from skyrl_maze.runlog import read_metrics
 
 pytestmark = pytest.mark.rehearsal
@@ -100,6 +101,17 @@ def test_the_solve_rate_is_logged_under_a_plain_name(rehearsal: Rehearsal) -> No
     for record in evaluated:
         assert record["eval/solve_rate"] == record["eval/all/environment/success"]
         assert 0 <= record["eval/solve_rate"] <= 1
+
+
+def test_the_run_can_be_shown(rehearsal: Rehearsal) -> None:
+    (shown,) = gather([rehearsal.root])["runs"]
+    evaluated = [r for r in rehearsal.metrics if "eval/solve_rate" in r]
+    assert shown["notes"] == []
+    assert [(point["step"], point["rate"]) for point in shown["curve"]] == [
+        (record["step"], record["eval/solve_rate"]) for record in evaluated
+    ]
+    for point in shown["curve"]:
+        assert point["episodes"] == len(point["evaluation"]["episodes"]) > 0
 
 
 def test_the_policy_walks_and_learns_from_it(rehearsal: Rehearsal) -> None:

@@ -60,16 +60,20 @@ def test_a_step_without_episodes_keeps_the_rate_of_the_metrics(run: Path) -> Non
     shutil.rmtree(step_folder(run, 2))
     with (run / "metrics.jsonl").open("a") as file:
         # A resumed run measures a step again; the later record counts.
-        for record in ({"step": 2, "eval/solve_rate": 0.5}, {"step": 12, "eval/solve_rate": 0.75}):
+        interval = {"eval/solve_rate_low": 0.25, "eval/solve_rate_high": 0.875}
+        for record in (
+            {"step": 2, "eval/solve_rate": 0.5},
+            {"step": 12, "eval/solve_rate": 0.75, **interval},
+        ):
             print(json.dumps(record), file=file)
         for odd in (1.5, -1, "half", None, True, float("nan")):
             print(json.dumps({"step": 14, "eval/solve_rate": odd}), file=file)
         print(json.dumps({"step": True, "eval/solve_rate": 0.5}), file=file)
     curve = gather([run])["runs"][0]["curve"]
     assert steps(curve) == [0, 2, 10, 12]
-    bare = {"low": None, "high": None, "episodes": None, "evaluation": None}
-    assert curve[1] == {"step": 2, "rate": 0.5, **bare}
-    assert curve[3] == {"step": 12, "rate": 0.75, **bare}
+    bare = {"episodes": None, "evaluation": None}
+    assert curve[1] == {"step": 2, "rate": 0.5, "low": None, "high": None, **bare}
+    assert curve[3] == {"step": 12, "rate": 0.75, "low": 0.25, "high": 0.875, **bare}
 
 
 def tear_metrics(run: Path) -> None:

@@ -655,6 +655,27 @@ def test_text_stays_text_wherever_it_comes_from(opened: Opener, attacked: Path, 
     expect(page.locator("#notes")).to_contain_text(ATTACKS[1])
 
 
+def test_texts_that_the_reader_would_refuse_stay_text_as_well(
+    opened: Opener, place: Path, tmp_path: Path
+) -> None:
+    data = gather([place / "mixed"])
+    for maze in data["mazes"]:
+        maze["key"] = ATTACKS[1]
+    for number, episode in enumerate(data["runs"][0]["curve"][0]["evaluation"]["episodes"]):
+        episode.update(success=False, stop_reason=ATTACKS[number % len(ATTACKS)])
+        for turn in episode["turns"]:
+            turn[1:4] = [ATTACKS[2], ATTACKS[0], 0]
+    path = tmp_path / "forged.html"
+    path.write_text(render_page(data), encoding="utf-8")
+    page = opened(path)
+    look_everywhere(page)
+    assert page.evaluate("window.ran") is None
+    tiles(page).first.click()
+    page.keyboard.press("End")
+    assert page.locator("#replay-title code").text_content() == ATTACKS[1]
+    expect(page.locator(".facts")).to_contain_text(ATTACKS[0])
+
+
 def test_without_escaping_and_policy_the_texts_would_run(
     browser: Browser, attacked: Path, tmp_path: Path
 ) -> None:

@@ -65,7 +65,7 @@ function stage(episode, name) {
 }
 
 function bumpSign(row, col, action) {
-  const [d_row, d_col] = { right: [0, 1], left: [0, -1], up: [-1, 0], down: [1, 0] }[action] ?? [0, 0];
+  const [d_row, d_col] = { right: [0, 1], left: [0, -1], up: [-1, 0], down: [1, 0] }[action];
   const x = col + 0.5 + 0.47 * d_col, y = row + 0.5 + 0.47 * d_row;
   const [half_x, half_y] = d_col ? [0, 0.32] : [0.32, 0];
   return svg("path", { class: "bump", d: `M${x - half_x} ${y - half_y}L${x + half_x} ${y + half_y}` });

@@ -13,7 +13,7 @@ function readTurn([text, action, failure, bumped, row, col, reward]) {
 function outcomeOf(packed) {
   if (packed.error !== null) return "error";
   if (packed.success) return "goal";
-  return packed.stop_reason in OUTCOMES && packed.stop_reason !== "goal" ? packed.stop_reason : "running";
+  return Object.hasOwn(OUTCOMES, packed.stop_reason) && packed.stop_reason !== "goal" ? packed.stop_reason : "running";
 }
 
 function readEpisode(packed) {
