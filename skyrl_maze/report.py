@@ -45,12 +45,19 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
         an episode has their places.
 
     Raises:
-        ReportError: there are not one or two folders, or one of them is no run and no result.
+        ReportError: there are not one or two folders, or one of them is no run and no result, or cannot be
+            read.
     """
     if not 1 <= len(folders) <= 2:
         raise ReportError(f"cannot show {len(folders)} folders on one page: give one, or two to compare")
     shelf = _Shelf()
-    runs = [_run(folder, shelf) for folder in folders]
+    runs = []
+    for folder in folders:
+        try:
+            runs.append(_run(folder, shelf))
+        except OSError as error:
+            reason = error.strerror or error
+            raise ReportError(f"cannot show {folder}: {reason}; check that folder, then try again") from error
     return {
         "runs": runs,
         "published": PUBLISHED,

@@ -67,7 +67,7 @@ def read_metrics(root: Path, skip: int = 0) -> list[dict[str, Any]]:
 def metric_lines(root: Path) -> tuple[list[dict[str, Any]], int]:
     """The metric records of a run, oldest first, and how many lines are none: torn, or not finished."""
     path = root / METRICS_FILE
-    if not path.exists():
+    if not path.is_file():
         return [], 0
     lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     records = [record for line in lines if (record := _record(line)) is not None]

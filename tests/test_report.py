@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -209,6 +210,25 @@ def test_a_name_that_is_no_text_is_shown_as_far_as_it_goes(tmp_path: Path) -> No
     folder = tmp_path / b"od\xffd".decode("utf-8", "surrogateescape")
     folders.write(folder, folders.play_all(MAZES, folders.oracle, 0), "oracle")
     assert gather([folder])["runs"][0]["name"] == "od?d"
+
+
+def test_a_disk_that_fails_is_one_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_path: Path) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(ReportError, match=r"cannot show .*mine: Input/output error; check that folder"):
+        gather([run])
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_not_waited_for(run: Path) -> None:
+    for path in (run / "metrics.jsonl", step_folder(run, 2) / EPISODES_FILE):
+        path.unlink()
+        os.mkfifo(path)
+    (shown,) = gather([run])["runs"]
+    assert steps(shown["curve"]) == [0, 10]
+    assert len(shown["notes"]) == 1
 
 
 @pytest.mark.parametrize("count", [0, 3])
