@@ -139,13 +139,10 @@ def test_a_call_after_a_failure_goes_on(run, few):
         assert len(read_episodes(Path("x"))[0]) == 2
         code, _, err = run("evaluate", "x")
         assert (code, "is not finished: it holds 2 episodes" in err) == (2, True)
-        code, _, err = run(
-            "play", "--endpoint", server.url, *arguments, "--temperature", 1.0, "--max-turns", 20
-        )
-        assert (code, "max_turns is 18 there and 20 now; temperature is 0.0 there and 1.0 now" in err) == (
-            2,
-            True,
-        )
+        other = (*arguments, "--temperature", 1.0, "--max-turns", 20)
+        code, _, err = run("play", "--endpoint", server.url, *other)
+        assert code == 2
+        assert "max_turns is 18 there and 20 now; temperature is 0.0 there and 1.0 now" in err
         server.answer = stops
         assert run("play", "--endpoint", server.url, *arguments)[0] == 0
     assert len(read_result(Path("x")).episodes) == 4
@@ -208,18 +205,12 @@ def test_two_evaluations_are_compared(run):
 
 
 def test_other_rules_are_refused_and_other_looks_are_told(run, few):
-    for name, over in (
-        ("a", []),
-        ("b", ["--max-turns", 17]),
-        ("c", ["environment.skyrl_gym.maze.theme=tokens"]),
-    ):
+    changes = {"a": [], "b": ["--max-turns", 17], "c": ["environment.skyrl_gym.maze.theme=tokens"]}
+    for name, over in changes.items():
         run("play", *over, "--policy", "oracle", "--mazes", few, "--out", name)
     code, _, err = run("compare", "a", "b")
-    assert (code, err) == (
-        2,
-        "error: cannot compare: max_turns is 18 in one and 17 in the other; "
-        "evaluate both by the same rules\n",
-    )
+    assert code == 2
+    assert err.startswith("error: cannot compare: max_turns is 18 in one and 17 in the other; ")
     assert "note: theme is visgym for A and tokens for B" in run("compare", "a", "c")[1]
 
 
@@ -229,9 +220,7 @@ def test_a_damaged_result_is_refused_by_its_line(run, few):
     path.write_bytes(path.read_bytes().replace(b'"bumped": false', b'"bumped": true', 1))
     code, _, err = run("evaluate", "x")
     assert code == 2
-    assert err.startswith(
-        f"error: {path}:1: turn 1 bumps into a wall, or does not, and the record says otherwise"
-    )
+    assert err.startswith(f"error: {path}:1: turn 1 bumps into a wall, or does not, and the record says")
 
 
 def test_ctrl_c_keeps_what_has_ended(few, tmp_path):
