@@ -106,6 +106,6 @@ def write_run(root: Path, mazes: Sequence[Maze], skills: dict[int, float], seed:
             episodes = play_all(
                 mazes, wanderer(skill), seed + step, error_at=5 if step == min(skills) else None
             )
-            write(step_folder(root, step), episodes, "Qwen3-VL-8B", step, adapter=f"{step}.0")
+            write(step_folder(root, step), episodes, "simulated", step, adapter=f"{step}.0")
             rate = sum(episode.success for episode in episodes) / len(episodes)
             print(json.dumps({"step": step, "timing/step": 31.5, "eval/solve_rate": rate}), file=file)

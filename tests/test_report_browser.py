@@ -88,13 +88,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pages")
     mazes = load_set("visgym-easy-64")
     steps = range(0, 161, 40)
-    folders.write_run(root / "maze-grpo", mazes, {step: 0.72 + 0.0011 * step for step in steps})
-    folders.write_run(root / "shaped", mazes[:60], {step: 0.7 + 0.0015 * step for step in steps}, seed=1000)
+    folders.write_run(root / "simulated", mazes, {step: 0.72 + 0.0011 * step for step in steps})
+    folders.write_run(root / "other", mazes[:60], {step: 0.7 + 0.0015 * step for step in steps}, seed=1000)
     folders.write_run(root / "maze-cpu", [generate_maze(5, seed) for seed in range(8)], {0: 0.3, 6: 0.5})
     mixed = [generate_maze(size, seed) for seed, size in enumerate((5, 7, 9, 7, 11, 5))]
     folders.write(root / "mixed", folders.play_all(mixed, folders.wanderer(0.5), 3, error_at=4), "wanderer")
-    page_of(root / "one.html", root / "maze-grpo")
-    page_of(root / "two.html", root / "maze-grpo", root / "shaped")
+    page_of(root / "one.html", root / "simulated")
+    page_of(root / "two.html", root / "simulated", root / "other")
     page_of(root / "short.html", root / "maze-cpu")
     page_of(root / "mixed.html", root / "mixed")
     return root
@@ -103,7 +103,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def last(place: Path) -> Result:
     """The last evaluation of the run on one.html."""
-    return read_result(step_folder(place / "maze-grpo", 160))
+    return read_result(step_folder(place / "simulated", 160))
 
 
 @pytest.fixture(scope="session")
@@ -160,9 +160,9 @@ def test_the_curve_is_there_as_a_picture_and_as_a_table(opened: Opener, place: P
     rows = page.locator("#curve-table tbody tr").all_text_contents()
     assert len(rows) == 5 + 3
     for step in range(0, 161, 40):
-        summary = read_result(step_folder(place / "maze-grpo", step)).summary
+        summary = read_result(step_folder(place / "simulated", step)).summary
         low, high = 100 * summary.solve_rate_low, 100 * summary.solve_rate_high
-        assert f"maze-grpo{step}{percent(summary.solve_rate)}{low:.1f} to {high:.1f} %64" in rows
+        assert f"simulated{step}{percent(summary.solve_rate)}{low:.1f} to {high:.1f} %64" in rows
     assert [
         re.sub(r"^published run: another model and other mazes.*?step 100", "", row) for row in rows[5:]
     ] == [*("043.75 %none given64", "10075.00 %none given64", "16096.88 %none given64")]
@@ -170,7 +170,7 @@ def test_the_curve_is_there_as_a_picture_and_as_a_table(opened: Opener, place: P
 
 def test_another_evaluation_is_chosen_in_the_list_or_on_the_curve(opened: Opener, place: Path) -> None:
     page = opened(place / "one.html")
-    first = read_result(step_folder(place / "maze-grpo", 0))
+    first = read_result(step_folder(place / "simulated", 0))
     page.get_by_role("combobox", name="shown").select_option(
         label=f"step 0, {percent(first.summary.solve_rate)}"
     )
@@ -452,7 +452,7 @@ def test_outcomes_differ_by_mark_and_word_as_well(opened: Opener, place: Path) -
 
 def test_two_runs_are_paired_by_maze(opened: Opener, place: Path, last: Result) -> None:
     page = opened(place / "two.html")
-    other = read_result(step_folder(place / "shaped", 160))
+    other = read_result(step_folder(place / "other", 160))
     assert page.locator("#chart .run-A .dot").count() == page.locator("#chart .run-B .dot").count() == 5
     assert page.locator(".tiles").nth(0).locator(".tile").count() == 64
     assert page.locator(".tiles").nth(1).locator(".tile").count() == 60
@@ -470,7 +470,7 @@ def test_two_runs_are_paired_by_maze(opened: Opener, place: Path, last: Result) 
     replies = page.locator(".reply").all_text_contents()
     assert replies == [episode.turns[-1].text for episode in differ[0]]
     expect(page.locator("#replay-title")).to_contain_text(differ[0][0].maze_key)
-    assert page.locator(".pane h3").all_text_contents() == ["A · maze-grpo, step 160", "B · shaped, step 160"]
+    assert page.locator(".pane h3").all_text_contents() == ["A · simulated, step 160", "B · other, step 160"]
 
 
 def test_a_maze_that_one_run_lacks_is_said_to_be_missing(opened: Opener, place: Path) -> None:
