@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,16 +16,17 @@ from rich.table import Table
 from skyrl_maze import scores
 from skyrl_maze.address import Address
 from skyrl_maze.compare import compare as compare_episodes
-from skyrl_maze.endpoint import Endpoint
 from skyrl_maze.errors import ConfigError
 from skyrl_maze.evaluate import figures
-from skyrl_maze.plan import DEFAULT_RECIPE, Plan, plan_of
-from skyrl_maze.play import play as play_all
 from skyrl_maze.policies import BASELINES, Baseline, Policy
 from skyrl_maze.records import EpisodeRecord, Summary
 from skyrl_maze.replay import write_gif
 from skyrl_maze.results import EpisodeLog, read_result, write_summary
 
+if TYPE_CHECKING:
+    from skyrl_maze.plan import Plan
+
+# What `play` alone needs is imported where it is used: environment and client take a second to load.
 app = typer.Typer()
 KEY_VARIABLE = "OPENAI_API_KEY"
 GIFS = "gifs"
@@ -48,8 +49,7 @@ def play(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="Its mazes (unless --mazes), rules, looks and sampling; "
-            f"{DEFAULT_RECIPE} if only --mazes is given."
+            help="Its mazes (unless --mazes), rules, looks and sampling; maze if only --mazes is given."
         ),
     ] = None,
     max_turns: Annotated[int | None, typer.Option(help="Turn budget, over the recipe's.")] = None,
@@ -72,6 +72,8 @@ def play(
 
     Example: skyrl-maze play --policy oracle --mazes visgym-easy-64 --out results/oracle
     """
+    from skyrl_maze.plan import plan_of
+
     if mazes is None and recipe is None:
         raise ConfigError("cannot tell what to play: give --mazes SET, --recipe NAME, or both")
     over = {"max_turns": max_turns, "samples": samples, "max_tokens": max_tokens, "seed": seed}
@@ -132,7 +134,7 @@ def _address(
     return Address(endpoint, model, api_key or None, retries, timeout_s)
 
 
-def _play(plan: Plan, name: str, address: Address | None, out: Path, concurrency: int, gif: bool) -> None:
+def _play(plan: "Plan", name: str, address: Address | None, out: Path, concurrency: int, gif: bool) -> None:
     say = Console(stderr=True, highlight=False)
     if plan.solvable < len(plan.mazes):
         say.print(
@@ -153,7 +155,7 @@ def _play(plan: Plan, name: str, address: Address | None, out: Path, concurrency
 
 
 def _played(
-    plan: Plan,
+    plan: "Plan",
     name: str,
     address: Address | None,
     log: EpisodeLog,
@@ -162,8 +164,10 @@ def _played(
     out: Path,
 ) -> list[EpisodeRecord]:
     """All episodes; on Ctrl-C those that ended are kept, and the command ends with 130."""
+    from skyrl_maze.play import play as play_all
+
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("solved {task.fields[solved]}"),
@@ -210,10 +214,12 @@ class _Notes:
 
 
 @contextlib.asynccontextmanager
-async def _policy(plan: Plan, name: str, address: Address | None, notify: _Notes) -> AsyncIterator[Policy]:
+async def _policy(plan: "Plan", name: str, address: Address | None, notify: _Notes) -> AsyncIterator[Policy]:
     if address is None:
         yield Baseline(name, plan.sampling.seed)
         return
+    from skyrl_maze.endpoint import Endpoint
+
     async with Endpoint(address, plan.sampling, notify) as endpoint:
         yield endpoint
 

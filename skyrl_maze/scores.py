@@ -63,7 +63,7 @@ def comparison_tables(a: Result, b: Result, comparison: Comparison) -> list[Tabl
     for name, result in (("A", a), ("B", b)):
         s = result.summary
         sides.add_row(
-            f"{name} {s.policy}" + ("" if s.step is None else f", step {s.step}"),
+            Text(f"{name} {s.policy}" + ("" if s.step is None else f", step {s.step}")),
             f"{round(s.solve_rate * s.episodes)} of {s.episodes}, {s.solve_rate:.2%}",
             _interval(s.solve_rate_low, s.solve_rate_high),
             f"{s.spl:.3f}",

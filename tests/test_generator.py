@@ -546,6 +546,25 @@ def test_the_conversation_is_kept_without_base64(build: Any) -> None:
     assert "base64" not in repr(chat)
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_an_environment_records_comes_with_the_batch(build: Any, monkeypatch: Any, lost: bool) -> None:
+    seen: list[Any] = []
+    generator = build()
+    generator._observe = lambda batch, output: seen.append((len(batch["prompts"]), output["records"]))
+    monkeypatch.setattr(ColourEnv, "record", lambda env: list(env.answers), raising=False)
+    fails = {"fails": {"step 2": KeyError("x")}} if lost else {}
+    output = play(generator, [fails, {"turns": 1}])
+    assert output["records"] == [["up", "up"] if lost else ["up"] * 3, ["up"]]
+    assert seen == [(2, output["records"])]
+
+
+def test_a_record_that_cannot_be_had_costs_nothing(build: Any, monkeypatch: Any) -> None:
+    assert play(build(), [{}])["records"] == [None], "it has no such method"
+    monkeypatch.setattr(ColourEnv, "record", lambda _env: {}["x"], raising=False)
+    output = play(build(), [{}])
+    assert (output["records"], output["masked_because"]) == ([None], [None])
+
+
 def test_a_template_that_drops_reasoning_is_refused(build: Any, tokenizer: Any, tmp_path: Path) -> None:
     kept = "{{ message.content }}"
     assert kept in tokenizer.chat_template

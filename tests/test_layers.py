@@ -34,7 +34,7 @@ COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "play_cli", "rep
 PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name != "_compat"]
 
 # Test files about the whole, not about one module.
-TOPICS = {"layers", "packaging", "bootstrap", "rehearsal", "docs", "benchmarks", "report_browser"}
+TOPICS = {"layers", "packaging", "bootstrap", "rehearsal", "served", "docs", "benchmarks", "report_browser"}
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
 
 

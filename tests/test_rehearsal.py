@@ -15,7 +15,9 @@ import safetensors.torch
 import torch
 
 from skyrl_maze import versions
+from skyrl_maze.evaluate import figures, metrics
 from skyrl_maze.report import gather
+from skyrl_maze.results import read_result, step_folder
 from skyrl_maze.runlog import read_metrics
 
 pytestmark = pytest.mark.rehearsal
@@ -186,6 +188,27 @@ def test_the_shards_can_be_merged_by_hand(rehearsal: Rehearsal, tmp_path: Path) 
         assert done.returncode == 0, done.stderr
     merged = next(out.rglob("adapter_model.safetensors"))
     assert merged.read_bytes() == _adapter(rehearsal, STEPS).read_bytes()
+
+
+def test_every_evaluation_lies_in_the_run_and_says_what_was_logged(rehearsal: Rehearsal) -> None:
+    logged = {r["step"]: r for r in rehearsal.metrics if "eval/solve_rate" in r}
+    assert sorted(path.name for path in (rehearsal.root / "evaluations").iterdir()) == [
+        f"step-{step:08d}" for step in (0, STEPS)
+    ]
+    for step in (0, STEPS):
+        result = read_result(step_folder(rehearsal.root, step))
+        assert (result.summary.step, result.summary.adapter) == (step, f"{step}.0")
+        assert [(e.index, e.sample) for e in result.episodes] == [(i, s) for i in range(4) for s in range(8)]
+        found = metrics(figures(result.episodes))
+        assert found == {name: logged[step][name] for name in found}
+
+
+def test_an_evaluation_can_be_printed(rehearsal: Rehearsal) -> None:
+    program = Path(sysconfig.get_path("scripts")) / "skyrl-maze"
+    for folder in (rehearsal.root, rehearsal.root / "evaluations/step-00000000"):
+        done = subprocess.run([program, "evaluate", folder], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "95 % interval" in done.stdout
 
 
 @pytest.mark.timeout(1000)

@@ -144,6 +144,7 @@ def test_the_figures_are_those_of_the_files(opened: Opener, place: Path, last: R
     page = opened(place / "one.html")
     solved = sum(episode.success for episode in last.episodes)
     figures = page.locator("#runs .figures")
+    expect(page.locator("#runs")).not_to_contain_text("independent")
     expect(figures).to_contain_text(percent(last.summary.solve_rate))
     expect(figures).to_contain_text(f"{solved} of 64, 95 %: {100 * last.summary.solve_rate_low:.1f} to")
     expect(figures).to_contain_text(f"{last.summary.spl:.3f}")
@@ -190,6 +191,20 @@ def test_a_short_run_fills_its_curve_until_one_asks_for_the_published_one(
     page.get_by_label("whole published run").check()
     expect(ticks).to_contain_text("160")
     expect(page.locator("#curve-legend")).to_contain_text("another model and other mazes")
+
+
+def test_samples_of_one_maze_are_told_apart(opened: Opener, tmp_path: Path) -> None:
+    maze, rng = generate_maze(5, 1), folders.random.Random(0)
+    episodes = [folders.play(maze, folders.wanderer(0.5), rng, 0, sample) for sample in range(3)]
+    folders.write(tmp_path / "thrice", episodes, "wanderer")
+    page = opened(page_of(tmp_path / "thrice.html", tmp_path / "thrice"))
+    expect(page.locator("#runs")).to_contain_text("The interval takes all episodes as independent")
+    names = [str(tile.get_attribute("aria-label")) for tile in tiles(page).all()]
+    assert [name.split(", 5 by 5")[0] for name in names] == ["Maze 1", "Maze 1, sample 2", "Maze 1, sample 3"]
+    open_tile(page, 2)
+    expect(page.locator("#replay-title")).to_contain_text("sample 3")
+    page.keyboard.press("End")
+    assert page.locator(".reply").text_content() == episodes[2].turns[-1].text
 
 
 def test_rates_by_size_and_length_are_listed(opened: Opener, place: Path) -> None:

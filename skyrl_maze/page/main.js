@@ -60,17 +60,21 @@ function card(index) {
     return box;
   }
   const { summary } = evaluation;
-  const solved = episodesOf(evaluation).filter(TESTS.solved).length;
+  const episodes = episodesOf(evaluation);
+  const solved = episodes.filter(TESTS.solved).length;
   box.append(
     fill(el("div", { class: "heading" }), {}, [title, picker(index)]),
     el("p", { class: "conditions" }, conditions(summary)),
     el("dl", { class: "figures" },
-      figure("solve rate", percent(summary.solve_rate), `${solved} of ${evaluation.episodes.length}, 95 %: ${interval(summary.solve_rate_low, summary.solve_rate_high)}`),
+      figure("solve rate", percent(summary.solve_rate), `${solved} of ${episodes.length}, 95 %: ${interval(summary.solve_rate_low, summary.solve_rate_high)}`),
       figure("SPL", amount(summary.spl, 3), "success by path length"),
       figure("excess steps", amount(summary.mean_excess_steps, 2), "mean of the solved"),
       figure("parse failures", summary.parse_failures.toLocaleString("en"), `in ${plural(summary.turns, "turn")}`),
       figure("bumps", summary.wall_bumps.toLocaleString("en"), "moves into a wall"),
       figure("errors", summary.errors.toLocaleString("en"), "counted as unsolved")));
+  if (episodes.some((episode) => episode.sample > 0)) {
+    box.append(el("p", { class: "conditions" }, "Mazes were played several times. The interval takes all episodes as independent, so it is too narrow."));
+  }
   return box;
 }
 

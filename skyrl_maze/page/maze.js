@@ -37,6 +37,7 @@ function stage(episode, name) {
   const node = board(maze, { class: "stage", role: "img", "aria-label": name },
     svg("circle", { class: "start", cx: maze.start[1] + 0.5, cy: maze.start[0] + 0.5, r: 0.24 }),
     way, svg("path", { class: "shortest", d: line(maze.path) }), signs, agent);
+  node.style.maxWidth = `${maze.size * 52}px`; // a small maze is not blown up
   let shown = 0;
   show(0);
   return { node, show };
