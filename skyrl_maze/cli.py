@@ -1,6 +1,6 @@
 """`skyrl-maze`: look at recipes, mazes and maze sets, and check that a turn budget can solve them.
 
-Nothing here trains, and nothing here imports a trainer.
+Nothing here trains, and nothing here imports a trainer: whatever only looks answers within a second.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from skyrl_maze import __version__, dataset, lora_cli, play_cli, recipes, report_cli
+from skyrl_maze import __version__, dataset, demos_cli, lora_cli, play_cli, recipes, report_cli
 from skyrl_maze.actions import GoalRule, checked_goal_rule
 from skyrl_maze.errors import ConfigError, DatasetError, SkyRLMazeError
 from skyrl_maze.maze import Cell, Maze, generate_maze
@@ -25,6 +25,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 recipes_app = typer.Typer(invoke_without_command=True)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(lora_cli.app, name="lora")
+app.command()(demos_cli.demos)
 app.registered_commands += play_cli.app.registered_commands
 app.registered_commands += report_cli.app.registered_commands
 

@@ -159,10 +159,12 @@ def _ray(cfg: "MazeTrainConfig", progress: console.Progress) -> Iterator[None]:
     from skyrl_maze.config import needed_gpus
 
     progress.doing("starting Ray")
-    if cfg.run.device == "cpu":
-        cpu.prepare_environment(needed_gpus(cfg))
-        cpu.configure(cfg)
+    nodes = None
     try:
+        if cfg.run.device == "cpu":
+            cpu.prepare_environment()
+            cpu.configure(cfg)
+            nodes = cpu.start_nodes(needed_gpus(cfg))
         initialize_ray(cfg)
         _catch_signals()  # Ray has put its own handlers, which abort the process, in their place
         yield
@@ -171,6 +173,8 @@ def _ray(cfg: "MazeTrainConfig", progress: console.Progress) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C may not interrupt the cleaning up
         started = psutil.Process().children(recursive=True)
         ray.shutdown()
+        if nodes is not None:
+            nodes.shutdown()
         _, alive = psutil.wait_procs(started, timeout=5)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):

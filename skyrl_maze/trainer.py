@@ -15,11 +15,15 @@ from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
 from skyrl.train.utils.callbacks import CallbackInput, TrainingCallback, TrainingControl  # noqa: E402
 from skyrl.train.utils.trajectory_logging import TrajectoryLogger, pretty_print_example  # noqa: E402
 
+from skyrl_maze import checkpoints  # noqa: E402
 from skyrl_maze.advantages import TOLERANCE, rows_without_signal  # noqa: E402
+from skyrl_maze.batches import TrainBatches  # noqa: E402
+from skyrl_maze.config import policy_ranks  # noqa: E402
 from skyrl_maze.runlog import RunLog  # noqa: E402
-from skyrl_maze.sharing import Share, start_merger  # noqa: E402
-from skyrl_maze.versions import clean_leftovers, new_version  # noqa: E402
+from skyrl_maze.sharing import MERGE_LIMIT_S, Share, start_merger  # noqa: E402
+from skyrl_maze.versions import Version, clean_leftovers, new_version  # noqa: E402
 
+_DAY_S = 86_400
 _compat.count_passes_by_success()
 _compat.average_environment_metrics()
 
@@ -75,6 +79,8 @@ class MazeTrainer(RayPPOTrainer):
     def __init__(self, cfg: Any, *args: Any, log: RunLog | None = None, **kwargs: Any) -> None:
         self._log = log
         self.shared_adapter: str | None = None  # the version that the engines serve
+        self._published: Version | None = None
+        self._saved_step: int | None = None
         # SkyRL prints the dataset's prompt and decoded image tokens; `generate` prints the conversation.
         self._example_interval, cfg.trainer.print_example_interval = cfg.trainer.print_example_interval, 0
         super().__init__(cfg, *args, **kwargs)
@@ -83,25 +89,46 @@ class MazeTrainer(RayPPOTrainer):
         from skyrl_maze import worker
 
         super().build_models(worker.PolicyWorker, CriticWorker, worker.RefWorker)
-        if self.cfg.trainer.policy.model.lora.rank > 0:
+        if self._is_lora:
+            self._merger = start_merger()
             self._share_through_folder()
+            self._begin_attempt()
+            if self._log is not None:
+                merger = ray.get(self._merger.node_id.remote(), timeout=60)
+                self._log.event("placed", merger_node=merger, rank_nodes=self.dispatch.get_node_ids())
+
+    @property
+    def _is_lora(self) -> bool:
+        return bool(self.cfg.trainer.policy.model.lora.rank > 0)
+
+    def _ask_policy(self, method: str, *args: Any) -> None:
+        """Call a method of `MazePolicyWorker` on every rank."""
+        ranks = self.dispatch._actor_groups["policy"]
+        ray.get(ranks.async_run_ray_method("pass_through", method, *args))
+
+    @property
+    def _sync_root(self) -> Path:
+        return Path(self.cfg.trainer.policy.model.lora.lora_sync_path).absolute()  # as engines are told it
+
+    def _next_share(self) -> Share:
+        """The adapter of this step: a version of its own, or the one that was merged already."""
+        run, base = self.cfg.run, self.cfg.trainer.policy.model.path
+        published = self._published is not None and self._published.step == self.global_step
+        if self._published is None or not published:
+            self._published = new_version(self._sync_root, run.id, self.global_step)
+        return Share(self._published, base, run.adapter.wire_dtype, run.adapter.keep, self._merger, published)
 
     def _share_through_folder(self) -> None:
-        """Give every synchronisation of weights a version of its own, numbered by the step."""
-        run, lora = self.cfg.run, self.cfg.trainer.policy.model.lora
-        root = Path(lora.lora_sync_path).absolute()  # as the engines are told it
-        clean_leftovers(root, run.id, older_than_s=0)  # the run's folder is locked: they are a dead run's
-        merger, policy = start_merger(), self.dispatch._actor_groups["policy"]
+        """Let the trainer's synchronisations of weights go through the folder."""
+        # The run's folder is locked: leftovers are a dead run's.
+        clean_leftovers(self._sync_root, self.cfg.run.id, older_than_s=0)
         synchronise = self.dispatch.save_weights_for_sampler
 
         async def share(model_id: str | None = None) -> None:
-            version = new_version(root, run.id, self.global_step)
-            base = self.cfg.trainer.policy.model.path
-            coming = Share(version, base, run.adapter.wire_dtype, run.adapter.keep, merger)
-            ray.get(policy.async_run_ray_method("pass_through", "next_share", coming))
+            self._ask_policy("next_share", self._next_share())
             await synchronise(model_id)
-            report = ray.get(merger.report.remote(), timeout=60)
-            self.shared_adapter = version.path.name
+            report = ray.get(self._merger.report.remote(), timeout=60)
+            self.shared_adapter = self._published.path.name if self._published else None
             self.all_metrics["adapter/step"] = report["step"]
             self.all_metrics["adapter/bytes"] = report["bytes"]
             self.all_metrics["timing/adapter_merge"] = report["seconds"]
@@ -162,6 +189,108 @@ class MazeTrainer(RayPPOTrainer):
                 rewards[i] = [*[0.0] * (len(rewards[i]) - 1), alike[0]]
         generator_output, uids, keep = super().handle_dynamic_sampling(generator_output, uids)
         return generator_output, uids, keep
+
+    def _build_train_dataloader_and_compute_training_steps(self) -> None:
+        """SkyRL's count of steps, over batches whose order a checkpoint can name."""
+        super()._build_train_dataloader_and_compute_training_steps()
+        if self.train_dataset is not None:
+            rows, trainer = self.train_dataset, self.cfg.trainer
+            self.train_dataloader = TrainBatches(
+                rows, rows.collate_fn, trainer.train_batch_size, trainer.epochs, trainer.seed
+            )
+
+    @property
+    def _checkpoint_root(self) -> Path:
+        return Path(self.cfg.trainer.ckpt_path).absolute()
+
+    def _begin_attempt(self) -> None:
+        root, run = self._checkpoint_root, self.cfg.run
+        # Of a folder that other runs may use, only what none of them can be writing.
+        checkpoints.clean(root, 0 if root.is_relative_to(run.root) else _DAY_S)
+        self._attempt = checkpoints.next_attempt(root, run.id)
+
+    def _policy_identity(self) -> checkpoints.Policy:
+        model = self.cfg.trainer.policy.model
+        lora, digest = model.lora, checkpoints.base_digest(Path(model.path))
+        return checkpoints.Policy(
+            model.path,
+            digest,
+            lora.rank,
+            float(lora.alpha),
+            str(lora.target_modules),
+            str(lora.exclude_modules),
+        )
+
+    def save_checkpoints(self) -> str:
+        """A checkpoint of what is trained, whole or not there, and the merged adapter beside it."""
+        if not self._is_lora:
+            return str(super().save_checkpoints())
+        root, step = self._checkpoint_root, self.global_step
+        if self._saved_step != step:
+            batches: TrainBatches = self.train_dataloader
+            state = checkpoints.RunState(
+                step, batches.position, batches.settings(), policy_ranks(self.cfg), self._policy_identity()
+            )
+
+            def build(scratch: Path) -> None:
+                self.dispatch.save_checkpoint("policy", str(scratch), self.tokenizer)
+
+            checkpoints.save(root, self.cfg.run.id, self._attempt, state, build)
+            self._saved_step = step
+            self.save_models()
+            checkpoints.retain(root, self.cfg.run.id, self.cfg.trainer.max_ckpts_to_keep)
+        return str(checkpoints.folder_of(root, step))
+
+    def load_checkpoints(self) -> tuple[int, str | None]:
+        """Go on from a checkpoint, by SkyRL's settings; (0, None) if there is none.
+
+        Raises:
+            CheckpointError: it cannot be trusted, or is one of another policy.
+        """
+        if not self._is_lora:
+            step, path = super().load_checkpoints()
+            return step, path
+        trainer = self.cfg.trainer
+        found: checkpoints.Checkpoint | None
+        if trainer.resume_mode == "from_path":
+            found = checkpoints.at(Path(trainer.resume_path).absolute())
+        else:
+            found = checkpoints.newest(self._checkpoint_root, self.cfg.run.id, self._note)
+        if found is None:
+            return 0, None
+        state = checkpoints.read_state(found)
+        checkpoints.check_policy(found, state.policy, self._policy_identity())
+        self.dispatch.load_checkpoint("policy", str(found.path))
+        self._place_data(state)
+        self._saved_step = state.step if found.path.parent == self._checkpoint_root else None
+        self._note(f"goes on after step {state.step}, from {found.path}")
+        return state.step, str(found.path)
+
+    def _place_data(self, state: checkpoints.RunState) -> None:
+        batches: TrainBatches = self.train_dataloader
+        batches.position = state.position
+        if state.data != batches.settings():
+            batches.position = state.step
+            self._note(f"the data was saved with {state.data} and is {batches.settings()}: its order is new")
+        if state.step >= self.total_training_steps:
+            batches.end()  # SkyRL would take one step more
+
+    def save_models(self) -> None:
+        """The merged adapter at `<export_path>/global_step_<N>/policy`, as PEFT and vLLM load it."""
+        if not self._is_lora:
+            super().save_models()
+            return
+        share = self._next_share()
+        if not share.published:
+            self._ask_policy("write_shards", share)
+            ray.get(self._merger.merge.remote(share.version), timeout=MERGE_LIMIT_S)
+        out = Path(self.cfg.trainer.export_path).absolute() / f"global_step_{self.global_step}" / "policy"
+        ray.get(self._merger.export.remote(share.version, out), timeout=MERGE_LIMIT_S)
+
+    def _note(self, text: str) -> None:
+        logger.info(text)
+        if self._log is not None:
+            self._log.event("note", text=text)
 
     async def train(self) -> None:
         try:

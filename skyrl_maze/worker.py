@@ -5,6 +5,7 @@ from skyrl_maze import _compat, cpu
 _compat.install()
 cpu.install()
 
+from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import ray  # noqa: E402
@@ -13,7 +14,8 @@ from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import (  # noqa: E402
     FSDPRefWorkerBase,
 )
 
-from skyrl_maze.sharing import Share, share_adapter  # noqa: E402
+from skyrl_maze import training_state  # noqa: E402
+from skyrl_maze.sharing import Share, share_adapter, write_shards  # noqa: E402
 
 
 class MazePolicyWorker(FSDPPolicyWorkerBase):
@@ -43,6 +45,27 @@ class MazePolicyWorker(FSDPPolicyWorkerBase):
         finally:
             if reset is not None:
                 await reset
+
+    async def write_shards(self, share: Share) -> None:
+        """This rank's part of a version that no engine needs to load now."""
+        await write_shards(share, self.model.model)
+
+    def save_checkpoint(self, ckpt_dir: str, tokenizer: Any = None) -> None:
+        """What is trained, and not the model that it is trained on."""
+        if not self._is_lora:
+            super().save_checkpoint(ckpt_dir, tokenizer)
+            return
+        chance = self.strategy.get_rng_state()
+        training_state.save(Path(ckpt_dir), self.model.model, self.optimizer, self.scheduler, chance)
+
+    def load_checkpoint(self, ckpt_dir: str, **which: bool) -> Any:
+        """Go on from what `save_checkpoint` saved, on however many ranks."""
+        if not self._is_lora:
+            return super().load_checkpoint(ckpt_dir, **which)
+        chance = training_state.load(Path(ckpt_dir), self.model.model, self.optimizer, self.scheduler)
+        if chance is not None:
+            self.strategy.load_rng_state(chance)
+        return {}
 
     async def init_weight_sync_state(self, inference_engine_client: Any, inference_engine_cfg: Any) -> None:
         """Keep the client; a LoRA policy reaches the engines as files and needs no broadcast group.

@@ -29,12 +29,12 @@ class MergerHere:
         self.merge = SimpleNamespace(remote=self._merge)
         self._fails = fails
 
-    def _merge(self, version: Version, config: dict[str, Any]) -> Any:
+    def _merge(self, version: Version) -> Any:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         try:
             if self._fails:
                 raise OSError("the head node is gone")
-            future.set_result(Merger(on_head=False).merge(version, config))
+            future.set_result(Merger(on_head=False).merge(version))
         except Exception as error:
             future.set_exception(error)
         return SimpleNamespace(future=lambda: future)

@@ -21,6 +21,7 @@ STANDARD = {
     "RecordError": ValueError,
     "ReportError": ValueError,
     "EndpointError": RuntimeError,
+    "CheckpointError": ValueError,
     "SetupError": RuntimeError,
 }
 

@@ -17,20 +17,33 @@ ORDER = (
     *("env", "gymnasium_env", "dataset", "results", "recipes", "runlog", "pictures", "chat", "trajectory"),
     *("faults", "threads", "address", "policies", "endpoint", "plan", "play", "replay", "scores"),
     *("report", "report_page"),
-    *("durable", "shards", "adapter", "merge", "complete", "versions"),
+    *("demonstrations", "demo_rows", "demo_files"),
+    *("durable", "shards", "adapter", "merge", "complete", "versions", "batches", "checkpoints"),
     *("export_plan", "export_source", "export", "remote"),
     *("_compat", "cpu", "tiny", "advantages", "config", "console", "vision", "budget", "preflight"),
-    *("sharing", "worker", "engine", "player", "generator", "recorder", "trainer", "experiment"),
-    *("launch", "entrypoints", "lora_export_cli", "lora_cli", "play_cli", "report_cli", "cli", "hyperpod"),
+    *("together", "training_state", "sharing", "worker", "engine", "player", "generator"),
+    *("recorder", "trainer", "experiment"),
+    *(
+        "launch",
+        "entrypoints",
+        "lora_export_cli",
+        "lora_cli",
+        "demos_cli",
+        "play_cli",
+        "report_cli",
+        "cli",
+        "hyperpod",
+    ),
 )
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
 MAY_BE_HEAVY = {
     *("advantages", "config", "vision", "budget", "preflight"),
-    *("sharing", "worker", "engine", "player", "generator", "recorder", "trainer", "experiment"),
+    *("together", "training_state", "sharing", "worker", "engine", "player", "generator"),
+    *("recorder", "trainer", "experiment"),
 }
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
-COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "play_cli", "report_cli", "cli")
+COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli", "cli")
 PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name != "_compat"]
 
 # Test files about the whole, not about one module.

@@ -198,6 +198,7 @@ def test_the_workers_are_this_packages(monkeypatch):
         skyrl_trainer.RayPPOTrainer, "build_models", lambda _self, *classes: built.append(classes)
     )
     shared = []
+    monkeypatch.setattr("skyrl_maze.trainer.start_merger", lambda: None)
     monkeypatch.setattr(
         "skyrl_maze.trainer.MazeTrainer._share_through_folder", lambda _self: shared.append(True)
     )
