@@ -23,17 +23,8 @@ ORDER = (
     *("_compat", "cpu", "tiny", "advantages", "config", "console", "vision", "budget", "preflight"),
     *("together", "training_state", "sharing", "worker", "engine", "player", "generator"),
     *("recorder", "trainer", "experiment"),
-    *(
-        "launch",
-        "entrypoints",
-        "lora_export_cli",
-        "lora_cli",
-        "demos_cli",
-        "play_cli",
-        "report_cli",
-        "cli",
-        "hyperpod",
-    ),
+    *("launch", "entrypoints", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli"),
+    *("cli", "hyperpod"),
 )
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
