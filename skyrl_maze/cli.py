@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from skyrl_maze import __version__, dataset, demos_cli, lora_cli, play_cli, recipes
+from skyrl_maze import __version__, dataset, demos_cli, lora_cli, play_cli, recipes, report_cli
 from skyrl_maze.actions import GoalRule, checked_goal_rule
 from skyrl_maze.errors import ConfigError, DatasetError, SkyRLMazeError
 from skyrl_maze.maze import Cell, Maze, generate_maze
@@ -27,6 +27,7 @@ app.add_typer(recipes_app, name="recipes")
 app.add_typer(lora_cli.app, name="lora")
 app.command()(demos_cli.demos)
 app.registered_commands += play_cli.app.registered_commands
+app.registered_commands += report_cli.app.registered_commands
 
 
 def main() -> None:

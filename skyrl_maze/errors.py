@@ -45,6 +45,10 @@ class RecordError(SkyRLMazeError, ValueError):
     """A result of an evaluation that cannot be read, written or compared."""
 
 
+class ReportError(SkyRLMazeError, ValueError):
+    """A page that cannot be made, or cannot be written where it was to go."""
+
+
 class EndpointError(SkyRLMazeError, RuntimeError):
     """A model behind an address that cannot be played with."""
 

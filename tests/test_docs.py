@@ -21,6 +21,8 @@ EASY = "--mazes visgym-easy-64 --out results/qwen"
 ELSEWHERE = {
     "make rehearse": "test_rehearsal.py",
     "make test": "the run that this test is part of",
+    "skyrl-maze report runs/maze-cpu --out report.html": "test_report_cli.py",
+    "skyrl-maze report runs/maze-cpu runs/mine --out both.html": "test_report_cli.py",
     "python benchmarks/generator.py --turns 20": "test_benchmarks.py",
     MAIN: "test_launch.py",
     f"uv run --with skyrl_maze {MAIN}": "test_packaging.py",

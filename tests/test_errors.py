@@ -19,6 +19,7 @@ STANDARD = {
     "DatasetError": ValueError,
     "AdapterError": ValueError,
     "RecordError": ValueError,
+    "ReportError": ValueError,
     "EndpointError": RuntimeError,
     "CheckpointError": ValueError,
     "SetupError": RuntimeError,

@@ -16,6 +16,7 @@ ORDER = (
     *("errors", "maze", "render", "actions", "prompt", "reward", "episode", "records", "evaluate", "compare"),
     *("env", "gymnasium_env", "dataset", "results", "recipes", "runlog", "pictures", "chat", "trajectory"),
     *("faults", "threads", "address", "policies", "endpoint", "plan", "play", "replay", "scores"),
+    *("report", "report_page"),
     *("demonstrations", "demo_rows", "demo_files"),
     *("durable", "shards", "adapter", "merge", "complete", "versions", "batches", "checkpoints"),
     *("export_plan", "export_source", "export", "remote"),
@@ -23,7 +24,8 @@ ORDER = (
     *("together", "training_state", "serving", "probe", "applied_lora", "sharing", "worker"),
     *("engine", "player", "generator"),
     *("adapter_trainer", "trainer", "narrator", "recorder", "experiment"),
-    *("launch", "entrypoints", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "cli", "hyperpod"),
+    *("launch", "entrypoints", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli"),
+    *("cli", "hyperpod"),
 )
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
@@ -33,11 +35,11 @@ MAY_BE_HEAVY = {
     *("engine", "player", "generator", "adapter_trainer", "trainer", "narrator", "recorder", "experiment"),
 }
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
-COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "cli")
+COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli", "cli")
 PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name != "_compat"]
 
 # Test files about the whole, not about one module.
-TOPICS = {"layers", "packaging", "bootstrap", "rehearsal", "served", "docs", "benchmarks"}
+TOPICS = {"layers", "packaging", "bootstrap", "rehearsal", "served", "docs", "benchmarks", "report_browser"}
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
 
 

@@ -17,6 +17,7 @@ import torch
 
 from skyrl_maze import checkpoints, complete, versions
 from skyrl_maze.evaluate import figures, metrics
+from skyrl_maze.report import gather
 from skyrl_maze.results import read_result, step_folder
 from skyrl_maze.runlog import EVENTS_FILE, read_metrics
 
@@ -103,6 +104,17 @@ def test_the_solve_rate_is_logged_under_a_plain_name(rehearsal: Rehearsal) -> No
     for record in evaluated:
         assert record["eval/solve_rate"] == record["eval/all/environment/success"]
         assert 0 <= record["eval/solve_rate"] <= 1
+
+
+def test_the_run_can_be_shown(rehearsal: Rehearsal) -> None:
+    (shown,) = gather([rehearsal.root])["runs"]
+    evaluated = [r for r in rehearsal.metrics if "eval/solve_rate" in r]
+    assert shown["notes"] == []
+    assert [(point["step"], point["rate"]) for point in shown["curve"]] == [
+        (record["step"], record["eval/solve_rate"]) for record in evaluated
+    ]
+    for point in shown["curve"]:
+        assert point["episodes"] == len(point["evaluation"]["episodes"]) > 0
 
 
 def test_the_policy_walks_and_learns_from_it(rehearsal: Rehearsal) -> None:
