@@ -16,10 +16,10 @@ from test_results import room_for
 from skyrl_maze import dataset, recorder
 from skyrl_maze.evaluate import figures, metrics
 from skyrl_maze.maze import generate_maze
+from skyrl_maze.narrator import Narrator
 from skyrl_maze.recorder import EvaluationRecorder
 from skyrl_maze.results import read_result, step_folder
 from skyrl_maze.runlog import EventReader, RunLog, read_metrics
-from skyrl_maze.narrator import Narrator
 
 # Said by torchdata's loader to torch.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
