@@ -57,6 +57,10 @@ class RunConfig(BaseConfig):
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     warm_up_steps: int = 200
     """Supervised steps of the rehearsal's tiny model; 0 leaves it random, so that it may say anything."""
+    school_seed: int = 0
+    """Seed of the miniature run's partly taught model."""
+    only_model: bool = False
+    """End once the model is built, where this package builds it."""
 
     def __post_init__(self) -> None:
         self.root = str(Path(self.root).expanduser().absolute())
@@ -229,6 +233,7 @@ def _run_problems(cfg: MazeTrainConfig) -> list[str]:
 # Bounds that SkyRL does not check, and that would end a run long after its start.
 _RANGES = {
     "run.warm_up_steps": (0, 1_000_000),
+    "run.school_seed": (0, 2**32 - 1),
     "run.adapter.keep": (1, 10**6),
     "trainer.policy.optimizer_config.lr": (0, 1),
     "trainer.policy.model.lora.rank": (0, 4096),

@@ -30,7 +30,7 @@ from skyrl_maze.errors import ConfigError  # noqa: E402
 from skyrl_maze.faults import RolloutConfig, RolloutError  # noqa: E402
 from skyrl_maze.generator import MazeVLMGenerator  # noqa: E402
 from skyrl_maze.threads import CallThreads  # noqa: E402
-from skyrl_maze.tiny import _processor  # noqa: E402
+from skyrl_maze.tiny import make_processor  # noqa: E402
 from skyrl_maze.vision import PictureReader  # noqa: E402
 
 ENV = "colours"
@@ -97,7 +97,7 @@ def _registered() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    _processor(["user\nturn 1 2 3 up down left right"]).save_pretrained(folder)
+    make_processor(["user\nturn 1 2 3 up down left right"]).save_pretrained(folder)
     return folder
 
 

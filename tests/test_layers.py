@@ -20,7 +20,19 @@ ORDER = (
     *("demonstrations", "demo_rows", "demo_files"),
     *("durable", "shards", "adapter", "merge", "complete", "versions", "batches", "checkpoints"),
     *("export_plan", "export_source", "export", "remote"),
-    *("_compat", "cpu", "tiny", "advantages", "config", "console", "vision", "budget", "preflight"),
+    *(
+        "_compat",
+        "cpu",
+        "tiny",
+        "schooling",
+        "mini",
+        "advantages",
+        "config",
+        "console",
+        "vision",
+        "budget",
+        "preflight",
+    ),
     *("together", "training_state", "serving", "probe", "applied_lora", "sharing", "worker"),
     *("engine", "player", "generator"),
     *("adapter_trainer", "trainer", "narrator", "recorder", "experiment"),
@@ -30,13 +42,14 @@ ORDER = (
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
 MAY_BE_HEAVY = {
+    "schooling",
     *("advantages", "config", "vision", "budget", "preflight"),
     *("together", "training_state", "applied_lora", "sharing", "worker"),
     *("engine", "player", "generator", "adapter_trainer", "trainer", "narrator", "recorder", "experiment"),
 }
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
 COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli", "cli")
-PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name != "_compat"]
+PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name not in ("_compat", "schooling")]
 
 # Test files about the whole, not about one module.
 TOPICS = {"layers", "packaging", "bootstrap", "rehearsal", "served", "docs", "benchmarks", "report_browser"}

@@ -140,7 +140,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     cfg = _config("maze_cpu")
     episodes = tiny._random_episodes(cfg.environment.skyrl_gym.maze, [5], 12, tiny.WarmUp())
-    tiny.save_random_model(folder, [tiny._texts(next(episodes)) for _ in range(32)])
+    tiny.save_random_model(folder, [tiny.texts_of(next(episodes)) for _ in range(32)])
     return folder
 
 
