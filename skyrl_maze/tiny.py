@@ -153,7 +153,7 @@ def cached(name: str, settings: Any, build: Callable[[Path], None]) -> Path:
         # Another process may have put the same model there first; its copy is as good.
         if not _complete(target):
             raise SetupError(
-                f"cannot keep the model in {target.parent}: {error.strerror or error}; "
+                f"cannot keep the {name} model in {target.parent}: {error.strerror or error}; "
                 "set XDG_CACHE_HOME to a folder that can be written and has 10 MB"
             ) from error
     return target
