@@ -1,7 +1,8 @@
 """Fetches a model from the Hugging Face Hub into a folder that all nodes see: once, whole, and checked.
 
-Whoever comes second waits for the first. A download that was cut off is continued. `FETCHED.json` is written
-when every file has the checksum that the Hub gives for it; from then on the Hub is not asked again.
+Whoever comes second waits for the first. A connection that breaks is taken up where it broke; a job that is
+started again keeps the files that were whole. `FETCHED.json` is written when every file has the checksum that
+the Hub gives for it; from then on the Hub is not asked again.
 """
 
 import fnmatch
@@ -12,6 +13,7 @@ from typing import Annotated
 
 import filelock
 import typer
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from skyrl_maze.durable import new_file
 from skyrl_maze.errors import SetupError
@@ -43,6 +45,8 @@ def fetch(repo: str, folder: Path, revision: str = "main", files: str = "*", wai
             if (folder / MARKER).exists():
                 _check_marker(folder / MARKER, wanted)
                 return False
+            for left in folder.glob(".cache/huggingface/download/**/*.incomplete"):
+                left.unlink()  # of a process that was killed; they are never taken up
             commit = _download(repo, folder, revision, files)
             with new_file(folder / MARKER) as file:
                 file.write(json.dumps({**wanted, "commit": commit}).encode() + b"\n")
@@ -74,23 +78,23 @@ def _download(repo: str, folder: Path, revision: str, files: str) -> str:
     """Fetch and check; return the commit that `revision` points to."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
-    from tenacity import Retrying, retry_if_not_exception_type, stop_after_attempt, wait_random_exponential
 
     api = HfApi()  # reads the token from the file in HF_TOKEN_PATH, if there is one
+    retries = Retrying(
+        stop=stop_after_attempt(_TRIES),
+        wait=wait_random_exponential(max=30),
+        retry=retry_if_exception(_may_pass),
+        reraise=True,
+    )
     try:
-        commit = api.model_info(repo, revision=revision).sha
-        assert commit is not None
+        commit = str(retries(api.model_info, repo, revision=revision).sha)
         print(f"fetching {files} of {repo} at {commit} into {folder}", flush=True)
-        retries = Retrying(
-            stop=stop_after_attempt(_TRIES),
-            wait=wait_random_exponential(max=30),
-            retry=retry_if_not_exception_type(HfHubHTTPError),
-            reraise=True,
-        )
         retries(api.snapshot_download, repo, revision=commit, local_dir=folder, allow_patterns=files)
-        checked = api.verify_repo_checksums(repo, revision=commit, local_dir=folder)
+        checked = retries(api.verify_repo_checksums, repo, revision=commit, local_dir=folder)
     except HfHubHTTPError as error:
         raise SetupError(f"the Hub refuses {repo} at {revision}: {cause_of(error)}") from error
+    except Exception as error:  # whatever the network makes the libraries say
+        raise SetupError(f"cannot fetch {repo} into {folder}: {cause_of(error)}; try again") from error
     wrong = [file["path"] for file in checked.mismatches]
     for path in wrong:
         (folder / path).unlink()  # or the next try would take it for whole
@@ -101,6 +105,12 @@ def _download(repo: str, folder: Path, revision: str, files: str) -> str:
             f"missing: {missing}; try again"
         )
     return commit
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether it is of the network or the Hub's servers; not an answer such as 404, nor of this disk."""
+    response = getattr(error, "response", None)
+    return response.status_code >= 500 if response is not None else not isinstance(error, OSError)
 
 
 def main(

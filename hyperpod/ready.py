@@ -3,6 +3,7 @@
 The trainer itself would give up after some minutes, and fail late where a worker lacks the shared folder.
 """
 
+import os
 import secrets
 import sys
 import time
@@ -35,9 +36,11 @@ def wait(cfg: "MazeTrainConfig", wait_s: float) -> None:
     import ray
 
     from skyrl_maze.config import needed_gpus
+    from skyrl_maze.preflight import check_address
 
     if cfg.run.device == "cpu":
         return
+    check_address(os.environ.get("RAY_ADDRESS", ""))
     try:
         ray.init(address="auto", log_to_driver=False)
     except ConnectionError:
