@@ -32,7 +32,7 @@ COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "cli")
 PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name != "_compat"]
 
 # Test files about the whole, not about one module.
-TOPICS = {"layers", "packaging", "bootstrap", "rehearsal", "docs", "benchmarks"}
+TOPICS = {"layers", "packaging", "bootstrap", "rehearsal", "docs", "benchmarks", "hyperpod_job"}
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
 
 
