@@ -1,6 +1,7 @@
 """The manifests are built by kubectl's kustomize and checked; then each check is shown to fail."""
 
 import copy
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -21,7 +22,6 @@ from manifests import (
     OVERLAYS,
     QUEUE,
     ROOT,
-    TRAINING,
     Object,
     build,
     cluster_of,
@@ -37,25 +37,25 @@ from manifests import (
 import skyrl_maze
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
-BUILT = {overlay: build(overlay) for overlay in OVERLAYS}
-RUNS = [overlay for overlay in OVERLAYS if any(thing["kind"] in TRAINING for thing in BUILT[overlay])]
+RUNS = ("governed", "governed-job", "one-node", "published", "published-job")
+built = functools.cache(build)
 DOCKERFILE = (HYPERPOD / "Dockerfile").read_text(encoding="utf-8")
 SETTINGS = "settings/settings.yaml"
 
 
 def run_of(overlay: str) -> Object:
     """The one Ray resource of an overlay that trains."""
-    (thing,) = BUILT[overlay]
+    (thing,) = built(overlay)
     return thing
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_nothing_is_wrong_with_the_overlay(overlay: str) -> None:
-    assert problems(BUILT[overlay]) == []
+    assert problems(built(overlay)) == []
 
 
 def test_there_is_an_overlay_for_each_case() -> None:
-    kinds = {overlay: [thing["kind"] for thing in BUILT[overlay]] for overlay in OVERLAYS}
+    kinds = {overlay: [thing["kind"] for thing in built(overlay)] for overlay in OVERLAYS}
     assert kinds == {
         "access": ["ServiceAccount", "ServiceAccount", "Job", "NetworkPolicy"],
         "governed": ["RayCluster"],
@@ -130,9 +130,9 @@ def test_the_image_is_this_version(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", [*RUNS, "serving"])
 def test_the_policy_and_the_accounts_are_those_of_the_pods(overlay: str) -> None:
-    accounts = {t["metadata"]["name"] for t in BUILT["access"] if t["kind"] == "ServiceAccount"}
-    (policy,) = [thing for thing in BUILT["access"] if thing["kind"] == "NetworkPolicy"]
-    for pod in pods_of(BUILT[overlay][0]):
+    accounts = {t["metadata"]["name"] for t in built("access") if t["kind"] == "ServiceAccount"}
+    (policy,) = [thing for thing in built("access") if thing["kind"] == "NetworkPolicy"]
+    for pod in pods_of(built(overlay)[0]):
         assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
         assert pod["spec"]["serviceAccountName"] in accounts
 
@@ -172,7 +172,7 @@ def with_value(folder: Path, file: str, key: str, value: str) -> Path:
 def test_one_value_changes_every_place(file: str, key: str, overlay: str, tmp_path: Path) -> None:
     old = yaml.safe_load((HYPERPOD / file).read_text())["data"][key]
     new = "17" if old.isdecimal() else "other"
-    before = dict(leaves(BUILT[overlay]))
+    before = dict(leaves(built(overlay)))
     after = dict(leaves(build(overlay, with_value(tmp_path, file, key, new))))
     changed = {path for path in after if after[path] != before.get(path)}
     assert changed
@@ -303,7 +303,7 @@ MISTAKES: list[tuple[str, Edit, str]] = [
 
 @pytest.mark.parametrize(("overlay", "edit", "said"), MISTAKES)
 def test_a_mistake_is_found(overlay: str, edit: Edit, said: str) -> None:
-    things = copy.deepcopy(BUILT[overlay])
+    things = copy.deepcopy(built(overlay))
     edit(things[0])
     assert any(said in problem for problem in problems(things)), problems(things)
 
@@ -317,7 +317,7 @@ def test_a_mistake_is_found(overlay: str, edit: Edit, said: str) -> None:
     ],
 )
 def test_a_door_left_open_is_found(rule: Object) -> None:
-    things = copy.deepcopy(BUILT["access"])
+    things = copy.deepcopy(built("access"))
     things[-1]["spec"]["ingress"].append(rule)
     assert any("ingress: " in problem for problem in problems(things))
 
@@ -353,6 +353,7 @@ def test_the_image_holds_what_kuberay_and_the_manifests_call() -> None:
     assert f"/usr/local/bin/{run_of('published-job')['spec']['entrypoint']} " in steps
     variables = " ".join(rest for name, rest in instructions() if name == "ENV")
     assert variables.startswith("PATH=/opt/venv/bin:$PATH ")
+    assert "NVIDIA_VISIBLE_DEVICES=void" in variables.split()  # for the submitter, which gets no environment
     home = re.search(r"useradd --uid (\d+) .* (\w+)$", steps)
     assert home
     mounts = container(groups_of(run_of("published"))[0])["volumeMounts"]
