@@ -369,9 +369,9 @@ def test_what_the_build_needs_is_in_its_context() -> None:
     listed = (ROOT / ".dockerignore").read_text(encoding="utf-8").split("\n")
     allowed = {line[1:] for line in listed if line.startswith("!")}
     assert "*" in listed
-    built = ["pyproject.toml", "README.md", "LICENSE", "requirements/gpu.txt"]
+    single = ["pyproject.toml", "README.md", "LICENSE", "requirements/gpu.txt"]
     packages = {name.partition("/")[0] for name in ("skyrl_maze/", "entrypoints/", "recipes/", "hyperpod/")}
-    assert allowed == {*built, *packages}
+    assert allowed == {*single, *packages}
     assert all((ROOT / name).exists() for name in allowed)
 
 
