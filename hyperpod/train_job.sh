@@ -3,8 +3,8 @@
 #
 #   ray job submit --address sagemaker_ray://skyrl-visgym/hyperpod-ns-maze -- train_job.sh [key=value ...]
 #
-# Arguments are settings of SkyRL and the recipe. What the pods' environment says (overlays/*/run.yaml) can be said
-# anew for one job: `-- MAZE_RUN_ID=maze-b train_job.sh trainer.seed=3`.
+# Arguments are settings of SkyRL and the recipe. What the pods' environment says (overlays/*/run.yaml) can be
+# said anew for one job: `-- MAZE_RUN_ID=maze-b train_job.sh trainer.seed=3`.
 #
 #   MAZE_RECIPE          recipe, or the path of one
 #   MAZE_RUN_ID          names the run's folder; the same id resumes from its last checkpoint
@@ -24,9 +24,9 @@ shared=${MAZE_SHARED:-/shared}
 model_repo=${MAZE_MODEL_REPO-}
 wait_s=${MAZE_WAIT_S:-1800}
 
-# SkyRL writes this one into its log and into Ray's runtime environment. The file in HF_TOKEN_PATH does as well.
+# SkyRL writes this one into its log and into Ray's runtime environment. The file in HF_TOKEN_PATH is enough.
 unset HF_TOKEN HUGGING_FACE_HUB_TOKEN
-# The job's folder may hold a checkout; the installed package, which the workers have as well, is the one to run.
+# The job's folder may hold a checkout; the installed package, which the workers have as well, is to run.
 export PYTHONSAFEPATH=1
 
 # Runs one step in the background: bash acts on a signal while it waits, not while a command runs in front.
@@ -64,8 +64,8 @@ if [[ -n $model_repo ]]; then
 fi
 step python -m skyrl_maze.hyperpod.ready --wait-s "$wait_s" -- "${settings[@]}"
 
-# From here on this process is the trainer's: signals reach it and its exit code is the job's. It draws the mazes into
-# data.mazes.folder, unless they are there.
+# From here on this process is the trainer's: signals reach it and its exit code is the job's. It draws the
+# mazes into data.mazes.folder, unless they are there.
 trap - TERM INT
 exec python -m skyrl.train.entrypoints.main_base \
     trainer.override_entrypoint=skyrl_maze.entrypoints.main_base "${settings[@]}"
