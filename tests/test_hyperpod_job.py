@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -356,7 +357,7 @@ def ray_head(folder: Path, environment: dict[str, str]) -> Iterator[str]:
     command = [
         *("ray", "start", "--head", "--block", "--num-cpus=4", "--object-store-memory=100000000"),
         *(f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"),
-        *("--disable-usage-stats", "--ray-client-server-port=0", f"--temp-dir={folder}"),
+        *("--disable-usage-stats", f"--ray-client-server-port={free_port()}", f"--temp-dir={folder}"),
     ]
     with (
         (folder / "ray.log").open("w") as log,
@@ -400,8 +401,7 @@ def test_a_submitted_job_fetches_trains_and_stops(
 ) -> None:
     """Through Ray's own job server, whose jobs get the environment of the head's container."""
     assert importlib.util.find_spec("vllm")
-    shared, ray_folder = tmp_path_factory.mktemp("shared"), Path("/tmp") / f"maze-{os.getpid()}"
-    ray_folder.mkdir()
+    shared = tmp_path_factory.mktemp("shared")
     environment = job_environment(
         shared,
         MAZE_RECIPE="maze_cpu",
@@ -413,7 +413,11 @@ def test_a_submitted_job_fetches_trains_and_stops(
         HF_TOKEN="hf_never_to_be_seen",
         XDG_CACHE_HOME=str(model_cache),
     )
-    with ray_head(ray_folder, environment) as address:
+    # Not pytest's folder: Ray's sockets lie below, and their paths may not be long.
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
+        ray_head(Path(folder), environment) as address,
+    ):
         client = job_client(address)
         job = client.submit_job(entrypoint=f"bash {SCRIPT} trainer.seed=3")
         status, log = wait_for_job(client, job), client.get_job_logs(job)
