@@ -207,6 +207,8 @@ def training_problems(thing: Object) -> Iterator[str]:
             yield "a read-only root needs /tmp, /home/maze and /dev/shm to be mounted"
         if environment(group).get("HF_HOME", "").partition("/shared")[0]:
             yield "HF_HOME: must lie on /shared"
+        if not count(group, GPU) and int(environment(group).get("RAY_JOB_STOP_WAIT_TIME_S", 3)) < 30:
+            yield "RAY_JOB_STOP_WAIT_TIME_S: a stopped job is killed before it has cleaned up"
         if not _agent(group):
             yield "HYPERPOD_JMA_HOST: must be the node's address"
     if len(claims) > 1 or None in claims:

@@ -272,6 +272,7 @@ MISTAKES: list[tuple[str, Edit, str]] = [
     ("published", lambda c: without(first(worker(c))["env"], "HYPERPOD_JMA_HOST"), "HYPERPOD_JMA_HOST"),
     ("published", lambda c: say(worker(c), "HF_HOME", "/tmp/hf"), "HF_HOME: must lie on /shared"),
     ("published", lambda c: say(head(c), "HF_TOKEN", "x"), "mount a secret as a file"),
+    ("published", lambda c: without(first(head(c))["env"], "RAY_JOB_STOP_WAIT_TIME_S"), "killed before"),
     ("published", lambda c: first(worker(c)).update(image="maze:2"), "different images"),
     ("serving", lambda c: [first(g(c)).update(image="ray") for g in (head, worker)], "give a tag that stays"),
     ("published", lambda c: pod(head(c))["securityContext"].update(runAsNonRoot=False), "runAsNonRoot"),

@@ -4,7 +4,6 @@ The Hub is a server on this machine. The clusters are real, with the manifests' 
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import filelock
 import psutil
 import pytest
 from hub_server import COMMIT, Hub, serve
-from manifests import GPU, HYPERPOD, build, container, count, groups_of
+from manifests import GPU, HYPERPOD, build, container, count, environment, groups_of
 
 from skyrl_maze.errors import SetupError
 from skyrl_maze.hyperpod.ready import _wait_for_gpus
@@ -394,50 +394,68 @@ def wait_for_job(client: Any, job: str, limit_s: float = 600) -> str:
     return str(status.value)
 
 
-@pytest.mark.rehearsal
-@pytest.mark.timeout(1500)
-def test_a_submitted_job_fetches_trains_and_stops(
-    hub: Hub, tmp_path_factory: pytest.TempPathFactory, model_cache: Path
-) -> None:
-    """Through Ray's own job server, whose jobs get the environment of the head's container."""
-    assert importlib.util.find_spec("vllm")
+@dataclass(frozen=True)
+class Jobs:
+    """A head that takes jobs, and the folder that its pods would share."""
+
+    client: Any
+    shared: Path
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Jobs]:
+    """Ray's job server, whose jobs get the environment of the head's container."""
     shared = tmp_path_factory.mktemp("shared")
-    environment = job_environment(
+    (manifest,) = build("published")
+    name = "RAY_JOB_STOP_WAIT_TIME_S"
+    given = job_environment(
         shared,
         MAZE_RECIPE="maze_cpu",
         MAZE_RUN_ID="007",
         MAZE_OVERRIDES="trainer.max_training_steps=1 trainer.eval_before_train=false",
-        MAZE_MODEL_REPO=REPO,
-        MAZE_MODEL_FILES=FILES,
-        HF_ENDPOINT=hub.url,
         HF_TOKEN="hf_never_to_be_seen",
         XDG_CACHE_HOME=str(model_cache),
+        **{name: environment(groups_of(manifest)[0])[name]},
     )
     # Not pytest's folder: Ray's sockets lie below, and their paths may not be long.
     with (
         tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
-        ray_head(Path(folder), environment) as address,
+        ray_head(Path(folder), given) as address,
     ):
-        client = job_client(address)
-        job = client.submit_job(entrypoint=f"bash {SCRIPT} trainer.seed=3")
-        status, log = wait_for_job(client, job), client.get_job_logs(job)
-        assert status == "SUCCEEDED", log
-        assert "fetched and checked" in log
-        run = shared / "runs/007"
-        assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1]
-        assert (shared / "models/visgym_model" / BIG).stat().st_size == 24 << 20
-        logs = [log, *(path.read_text(errors="replace") for path in run.glob("logs/*"))]
-        assert not [text for text in logs if "hf_never_to_be_seen" in text]
+        yield Jobs(job_client(address), shared)
 
-        job = client.submit_job(entrypoint=f"MAZE_RUN_ID=b bash {SCRIPT} trainer.seed=no")
-        assert wait_for_job(client, job) == "FAILED"
-        assert client.get_job_info(job).driver_exit_code == 2
 
-        job = client.submit_job(entrypoint=f"MAZE_RUN_ID=c bash {SCRIPT}")
-        deadline_s = time.monotonic() + 300
-        while "starting Ray" not in client.get_job_logs(job):
-            assert time.monotonic() < deadline_s, client.get_job_logs(job)
-            time.sleep(0.5)
-        client.stop_job(job)
-        assert wait_for_job(client, job, 60) == "STOPPED"
-        assert "error: interrupted; all processes of the run are stopped" in client.get_job_logs(job)
+@pytest.mark.rehearsal
+@pytest.mark.timeout(1000)
+def test_a_submitted_job_fetches_and_trains(hub: Hub, jobs: Jobs) -> None:
+    says = f"HF_ENDPOINT={hub.url} MAZE_MODEL_REPO={REPO} MAZE_MODEL_FILES='{FILES}'"
+    job = jobs.client.submit_job(entrypoint=f"{says} bash {SCRIPT} trainer.seed=3")
+    status, log = wait_for_job(jobs.client, job), jobs.client.get_job_logs(job)
+    assert status == "SUCCEEDED", log
+    assert "fetched and checked" in log
+    run = jobs.shared / "runs/007"
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1]
+    assert (jobs.shared / "models/visgym_model" / BIG).stat().st_size == 24 << 20
+    logs = [log, *(path.read_text(errors="replace") for path in run.glob("logs/*"))]
+    assert not [text for text in logs if "hf_never_to_be_seen" in text]
+
+
+@pytest.mark.slow
+def test_the_job_has_the_exit_code_of_what_failed(jobs: Jobs) -> None:
+    job = jobs.client.submit_job(entrypoint=f"MAZE_RUN_ID=b bash {SCRIPT} trainer.seed=no")
+    assert wait_for_job(jobs.client, job) == "FAILED"
+    assert jobs.client.get_job_info(job).driver_exit_code == 2
+
+
+@pytest.mark.rehearsal
+@pytest.mark.timeout(1000)
+def test_a_job_that_is_stopped_ends_what_it_started(jobs: Jobs) -> None:
+    job = jobs.client.submit_job(entrypoint=f"MAZE_RUN_ID=c bash {SCRIPT}")
+    deadline_s = time.monotonic() + 300
+    while "starting Ray" not in jobs.client.get_job_logs(job):
+        assert time.monotonic() < deadline_s, jobs.client.get_job_logs(job)
+        time.sleep(0.5)
+    jobs.client.stop_job(job)
+    assert wait_for_job(jobs.client, job, 90) == "STOPPED"
+    log = jobs.client.get_job_logs(job)
+    assert "error: interrupted; all processes of the run are stopped" in log
