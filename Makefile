@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup rehearse test test-fast lint lock bench clean
+.PHONY: help setup rehearse test test-fast browser lint lock bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -23,6 +23,9 @@ test: setup  ## the whole test suite, the rehearsal included
 
 test-fast: setup  ## the tests that take seconds
 	$(PYTHON) -m pytest -m "not slow and not rehearsal" $(ARGS)
+
+browser:  ## a Chromium for the tests of the report page: one that is there, else apt's (as root)
+	@scripts/browser.sh
 
 lint: setup  ## ruff and mypy
 	$(PYTHON) -m ruff check .

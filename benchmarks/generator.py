@@ -21,7 +21,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -110,8 +110,14 @@ class Slides(BaseTextEnv):
 
 
 @contextlib.contextmanager
-def server(folder: Path, cache_gb: float, max_turns: int) -> Iterator[tuple[str, Path]]:
-    """A vLLM server on a free port, and the file that grows by a byte a prepared picture."""
+def server(
+    folder: Path, cache_gb: float, max_turns: int, more: Sequence[str] = ()
+) -> Iterator[tuple[str, Path]]:
+    """A vLLM server on a free port, and the file that grows by a byte a prepared picture.
+
+    Args:
+        more: arguments of the server.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -135,7 +141,7 @@ def server(folder: Path, cache_gb: float, max_turns: int) -> Iterator[tuple[str,
         "TOKENIZERS_PARALLELISM": "false",
     }
     command = [sys.executable, "-c", SERVER, "--model", str(folder / "model"), "--enforce-eager"]
-    command += [str(part) for pair in arguments.items() for part in pair]
+    command += [str(part) for pair in arguments.items() for part in pair] + [*more]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, env={**os.environ, **environment}, stdout=output, stderr=output, start_new_session=True

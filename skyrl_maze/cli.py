@@ -1,6 +1,6 @@
 """`skyrl-maze`: look at recipes, mazes and maze sets, and check that a turn budget can solve them.
 
-Nothing here trains, and nothing here imports a trainer: every command answers within a second.
+Nothing here trains, and nothing here imports a trainer: whatever only looks answers within a second.
 """
 
 import itertools
@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from skyrl_maze import __version__, dataset, lora_cli, recipes
+from skyrl_maze import __version__, dataset, demos_cli, lora_cli, play_cli, recipes, report_cli
 from skyrl_maze.actions import GoalRule, checked_goal_rule
-from skyrl_maze.errors import ConfigError, DatasetError, SkyRLMazeError, closest
+from skyrl_maze.errors import ConfigError, DatasetError, SkyRLMazeError
 from skyrl_maze.maze import Cell, Maze, generate_maze
 from skyrl_maze.render import THEMES, encode_png
 
@@ -25,6 +25,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 recipes_app = typer.Typer(invoke_without_command=True)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(lora_cli.app, name="lora")
+app.command()(demos_cli.demos)
+app.registered_commands += play_cli.app.registered_commands
+app.registered_commands += report_cli.app.registered_commands
 
 
 def main() -> None:
@@ -48,7 +51,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
     ] = False,
 ) -> None:
-    """Look at recipes, mazes and maze sets. To train: skyrl.entrypoints.main_base +recipe=NAME"""
+    """Look at recipes and mazes, play them, compare. To train: skyrl.entrypoints.main_base +recipe=NAME"""
 
 
 @recipes_app.callback()
@@ -195,7 +198,7 @@ def audit(
         rule = rule or recipe_rule
         budgets = budgets or [budget]
     else:
-        mazes = _mazes_of_source(str(source))
+        mazes = dataset.load(str(source))
     if not mazes:
         raise DatasetError(f"cannot audit {source or recipe}: it holds no maze")
     goal_rule = checked_goal_rule(rule or GoalRule.STOP)
@@ -228,18 +231,6 @@ def _evaluation_of(recipe: str) -> tuple[list[Maze], str, int]:
         raise ConfigError(
             f"cannot audit recipe {recipe}: it needs {needs}, well formed ({error!r})"
         ) from error
-
-
-def _mazes_of_source(source: str) -> list[Maze]:
-    if source in dataset.shipped_sets():
-        return dataset.load_set(source)
-    if Path(source).exists():
-        return dataset.load_file(Path(source))
-    shipped = dataset.shipped_sets()
-    raise DatasetError(
-        f"no maze set or file {source!r}{closest(source, shipped)}; shipped: {', '.join(shipped)}; "
-        "or give the path of a .parquet file"
-    )
 
 
 def _print_table(columns: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> None:

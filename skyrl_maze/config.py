@@ -57,6 +57,10 @@ class RunConfig(BaseConfig):
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     warm_up_steps: int = 200
     """Supervised steps of the rehearsal's tiny model; 0 leaves it random, so that it may say anything."""
+    school_seed: int = 0
+    """Seed of the miniature run's partly taught model."""
+    only_model: bool = False
+    """End once the model is built, where this package builds it."""
 
     def __post_init__(self) -> None:
         self.root = str(Path(self.root).expanduser().absolute())
@@ -229,6 +233,7 @@ def _run_problems(cfg: MazeTrainConfig) -> list[str]:
 # Bounds that SkyRL does not check, and that would end a run long after its start.
 _RANGES = {
     "run.warm_up_steps": (0, 1_000_000),
+    "run.school_seed": (0, 2**32 - 1),
     "run.adapter.keep": (1, 10**6),
     "trainer.policy.optimizer_config.lr": (0, 1),
     "trainer.policy.model.lora.rank": (0, 4096),
@@ -336,14 +341,36 @@ def _group_problems(cfg: MazeTrainConfig) -> list[str]:
 
 
 def _adapter_problems(cfg: MazeTrainConfig) -> list[str]:
-    lora = cfg.trainer.policy.model.lora
-    if lora.rank > 0 and lora.target_modules == "all-linear" and "visual" not in (lora.exclude_modules or ""):
-        return [
+    trainer, lora = cfg.trainer, cfg.trainer.policy.model.lora
+    if lora.rank == 0:
+        return []
+    problems = []
+    if lora.target_modules == "all-linear" and "visual" not in (lora.exclude_modules or ""):
+        problems.append(
             f"trainer.policy.model.lora.exclude_modules={lora.exclude_modules!r}: the engine ignores "
             "adapters of the vision tower, so the policy that acts would not be the one that learns; "
             "set it to '.*visual.*'"
-        ]
-    return []
+        )
+    problems += [
+        f"{name}={path}: must be a folder that all nodes see, not a cloud address, when an adapter is trained"
+        for name, path in (
+            ("trainer.ckpt_path", trainer.ckpt_path),
+            ("trainer.export_path", trainer.export_path),
+            ("trainer.policy.model.lora.lora_sync_path", lora.lora_sync_path),
+        )
+        if "://" in path
+    ]
+    if trainer.update_ref_every_epoch:
+        problems.append(
+            "trainer.update_ref_every_epoch=true: SkyRL would make the reference model of an adapter without "
+            "its base model; set it to false"
+        )
+    if trainer.critic.model.path:
+        problems.append(
+            f"trainer.critic.model.path={trainer.critic.model.path}: a checkpoint of an adapter holds no "
+            "critic; GRPO needs none: set it to null"
+        )
+    return problems
 
 
 def policy_ranks(cfg: MazeTrainConfig) -> int:

@@ -6,14 +6,14 @@ With CUDA present `install` does nothing.
 """
 
 import functools
-import json
 import os
 from collections.abc import Callable
 from typing import Any
 
 # CPUs that Ray counts, however few there are: SkyRL's placement groups ask for one a rank and engine.
 _CPUS_FOR_PLACEMENT = 16
-_OBJECT_STORE_BYTES = 500_000_000
+_CPUS_OF_HEAD = 2
+_OBJECT_STORE_BYTES = 250_000_000  # on each node
 # The tiny model's cache takes 1 kB a token: room for 64 episodes of 4,000 tokens.
 _KV_CACHE_BYTES = 256 * 2**20
 
@@ -25,20 +25,32 @@ _ENVIRONMENT = {
 }
 
 
-def prepare_environment(gpus: int) -> None:
-    """Set what Ray and vLLM read from the environment, before `ray.init`.
+def prepare_environment() -> None:
+    """Set what Ray and vLLM read from the environment, before either starts; settings that are there win."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
 
-    Settings that are there win, except the address of a cluster.
+
+def start_nodes(gpus: int) -> Any:
+    """Two Ray nodes on this machine, as in a cluster: a head without GPUs, and one that has them all.
+
+    They belong to this process, end with it, and are what `ray.init` connects to, never a cluster that
+    happens to be named.
 
     Args:
         gpus: logical GPUs that the run's placement groups will ask for.
+
+    Returns:
+        A handle with a method `shutdown`.
     """
-    resources = {"CPU": _CPUS_FOR_PLACEMENT, "GPU": gpus, "object_store_memory": _OBJECT_STORE_BYTES}
-    # Always a private Ray instance that dies with this process, never a cluster that happens to be named.
-    os.environ["RAY_ADDRESS"] = "local"
-    os.environ.setdefault("RAY_OVERRIDE_RESOURCES", json.dumps(resources))
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    from ray.cluster_utils import Cluster
+
+    common: dict[str, Any] = {"object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
+    head = {"num_cpus": _CPUS_OF_HEAD, "num_gpus": 0, **common}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    os.environ["RAY_ADDRESS"] = cluster.address
+    cluster.add_node(num_cpus=_CPUS_FOR_PLACEMENT, num_gpus=gpus, **common)
+    return cluster
 
 
 def configure(cfg: Any) -> None:

@@ -9,7 +9,7 @@ import importlib.resources
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from skyrl_maze import __version__
 from skyrl_maze.actions import GoalRule
 from skyrl_maze.errors import DatasetError, MazeError, closest
-from skyrl_maze.maze import MIN_SIZE, Maze, check_size, generate_maze
+from skyrl_maze.maze import MIN_SIZE, Cell, Maze, check_size, generate_maze
 
 _SHIPPED = importlib.resources.files("skyrl_maze") / "maze_sets"
 # This many draws in a row without a new puzzle, and the sizes are taken to have no more.
@@ -116,26 +116,36 @@ def draw_set(spec: MazeSetSpec, exclude: Iterable[str] = ()) -> list[Maze]:
     Raises:
         DatasetError: the spec is impossible, or its sizes hold fewer distinct puzzles than that.
     """
+    return list(draw_mazes(spec, exclude))
+
+
+def draw_mazes(
+    spec: MazeSetSpec, exclude: Iterable[str] = (), wanted: Callable[[Maze], bool] = lambda _: True
+) -> Iterator[Maze]:
+    """The mazes of `draw_set` one by one; those that are not `wanted` are passed over.
+
+    Raises:
+        DatasetError: as `draw_set` does, when the first maze, or one that is not there, is asked for.
+    """
     if problems := spec.problems():
         raise DatasetError(f"cannot draw a maze set: {'; '.join(problems)}")
     rng = np.random.default_rng(spec.seed)
     weights = np.array(spec.weights or [1.0] * len(spec.sizes))
     excluded = set(exclude)
-    taken, mazes, misses = set(excluded), list[Maze](), 0
-    while len(mazes) < spec.count:
+    taken, found, misses = set(excluded), 0, 0
+    while found < spec.count:
         size = int(rng.choice(spec.sizes, p=weights / weights.sum()))
         maze = generate_maze(size, int(rng.integers(2**63)), spec.braid)
-        if maze.key not in taken:
+        if maze.key not in taken and wanted(maze):
             taken.add(maze.key)
-            mazes.append(maze)
-            misses = 0
+            found, misses = found + 1, 0
+            yield maze
         elif (misses := misses + 1) >= _PATIENCE:
             raise DatasetError(
-                f"cannot draw {spec.count} distinct mazes of sizes {spec.sizes}: found only {len(mazes)} "
+                f"cannot draw {spec.count} distinct mazes of sizes {spec.sizes}: found only {found} "
                 f"beside the {len(excluded)} puzzles kept out for evaluation (5x5 has 16 puzzles, 7x7 768); "
                 "lower count or take larger sizes"
             )
-    return mazes
 
 
 def mazes_of(spec: MazeSetSpec) -> list[Maze]:
@@ -178,7 +188,7 @@ def write_rows(path: Path, table_rows: list[dict[str, Any]]) -> None:
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a scratch file, which then replaces `path`; on any error nothing is left of it."""
-    handle, scratch = tempfile.mkstemp(prefix=".", suffix=path.suffix, dir=path.parent)
+    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             write(file)
@@ -214,6 +224,23 @@ def load_file(path: Path) -> list[Maze]:
     )
 
 
+def load(source: str) -> list[Maze]:
+    """The mazes of a shipped set, or of a .parquet file.
+
+    Raises:
+        DatasetError: it is neither, or cannot be read.
+    """
+    shipped = shipped_sets()
+    if source in shipped:
+        return load_set(source)
+    if Path(source).exists():
+        return load_file(Path(source))
+    raise DatasetError(
+        f"no maze set or file {source!r}{closest(source, shipped)}; shipped: {', '.join(shipped)}; "
+        "or give the path of a .parquet file"
+    )
+
+
 def prepare(train: MazeSetSpec, evaluation: MazeSetSpec, folder: Path) -> tuple[Path, Path]:
     """Make both sets of a run, unless they exist, and return their files (training, evaluation).
 
@@ -240,9 +267,13 @@ def _digest(*specs: MazeSetSpec) -> str:
     return hashlib.sha256(settings.encode()).hexdigest()[:12]
 
 
-def turns_needed(maze: Maze, goal_rule: str) -> int:
-    """Turns of a shortest episode: the moves, and one for the final stop if the rule asks for it."""
-    return len(maze.shortest_path()) + (goal_rule == GoalRule.STOP)
+def turns_needed(maze: Maze, goal_rule: str, position: Cell | None = None) -> int:
+    """Turns of a shortest episode: the moves, and one for the final stop if the rule asks for it.
+
+    `position` is the open cell that it begins at; the maze's start if None.
+    """
+    moves = maze.distance_to_goal[maze.start if position is None else position]
+    return int(moves) + (goal_rule == GoalRule.STOP)
 
 
 def solvable(mazes: Iterable[Maze], goal_rule: str, max_turns: int) -> int:

@@ -1,6 +1,7 @@
 """The maze as a SkyRL environment: text in, picture and text out."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -10,11 +11,12 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 from skyrl_gym.envs.registration import registry
 from skyrl_gym.metrics import default_aggregate_metrics
 
-from skyrl_maze.actions import ParseFailure, checked_goal_rule, checked_grammar, parse_action
+from skyrl_maze.actions import GoalRule, ParseFailure, checked_goal_rule, checked_grammar, parse_action
 from skyrl_maze.episode import Episode, StopReason
 from skyrl_maze.errors import ConfigError, MazeError, closest
 from skyrl_maze.maze import MIN_SIZE, Maze, generate_maze, is_int
 from skyrl_maze.prompt import action_feedback, load_template, observation_message, task_prompt, turn_text
+from skyrl_maze.records import EpisodeRecord, TurnRecord
 from skyrl_maze.render import picture_side_px, png_data_uri
 from skyrl_maze.reward import RewardWeights, weight_problems
 
@@ -161,6 +163,7 @@ class MazeEnv(BaseTextEnv):
         picture_side_px(self.maze.size, self.config.theme, self.config.cell_px)  # raises if it is too large
         self._episode = self._new_episode()
         self._started = False
+        self._taken: list[TurnRecord] = []
 
     def init(self, prompt: list[Message] | None = None) -> tuple[list[Message], dict[str, Any]]:
         """Start an episode.
@@ -172,6 +175,7 @@ class MazeEnv(BaseTextEnv):
             The messages that open the conversation, and information about the puzzle.
         """
         self._episode, self._started, self.turns = self._new_episode(), True, 0
+        self._taken = []
         config = self.config
         task = task_prompt(
             self.maze.size,
@@ -200,6 +204,11 @@ class MazeEnv(BaseTextEnv):
         understood = None if isinstance(parsed, ParseFailure) else parsed
         turn = episode.take(understood)
         self.turns = episode.turns
+        failure = parsed.reason if isinstance(parsed, ParseFailure) else None
+        word = None if understood is None else understood.word
+        # A file of UTF-8 holds no half of a surrogate pair, which a model can write in JSON.
+        said = action.encode("utf-8", "replace").decode("utf-8")
+        self._taken.append(TurnRecord(said, word, failure, turn.bumped, episode.position, turn.reward))
         feedback = action_feedback(parsed, turn.bumped, self.config.grammar) if self.config.feedback else None
         return BaseTextEnvStepOutput(
             observations=[] if episode.ended else [self._observation(feedback)],
@@ -210,10 +219,26 @@ class MazeEnv(BaseTextEnv):
                 "truncated": turn.truncated,
                 "position": episode.position,
                 "stop_reason": str(episode.stop_reason),
-                "action": None if understood is None else understood.word,
-                "parse_failure": str(parsed.reason) if isinstance(parsed, ParseFailure) else None,
+                "action": word,
+                "parse_failure": None if failure is None else str(failure),
             },
             postprocessed_action=None,
+        )
+
+    def record(self) -> EpisodeRecord:
+        """The episode so far, for a file; at any time."""
+        episode = self._episode
+        return EpisodeRecord(
+            maze=self.maze.to_text(),
+            maze_key=self.maze.key,
+            size=self.maze.size,
+            shortest_path=int(self.maze.distance_to_goal[self.maze.start]),
+            goal_rule=GoalRule(self.config.goal_rule),
+            max_turns=self.max_turns,
+            stop_reason=episode.stop_reason,
+            success=episode.stop_reason is StopReason.GOAL,
+            return_=math.fsum(turn.reward for turn in self._taken),
+            turns=tuple(self._taken),
         )
 
     def get_metrics(self) -> dict[str, float]:

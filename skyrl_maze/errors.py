@@ -9,10 +9,16 @@ A message says what was tried, what was given, what is allowed and what to do ne
 
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
 
 class SkyRLMazeError(Exception):
     """Base of every error this package raises on purpose."""
+
+    @classmethod
+    def from_problems(cls, title: str, problems: Iterable[str]) -> Self:
+        """An error that lists several problems below its title."""
+        return cls("\n  - ".join([title, *problems]))
 
 
 class MazeError(SkyRLMazeError, ValueError):
@@ -21,10 +27,6 @@ class MazeError(SkyRLMazeError, ValueError):
 
 class ConfigError(SkyRLMazeError, ValueError):
     """A recipe, a command line or an environment setting that cannot be run; lists every problem."""
-
-    @classmethod
-    def from_problems(cls, title: str, problems: Iterable[str]) -> "ConfigError":
-        return cls("\n  - ".join([title, *problems]))
 
 
 class RewardError(SkyRLMazeError, ValueError):
@@ -37,6 +39,22 @@ class DatasetError(SkyRLMazeError, ValueError):
 
 class AdapterError(SkyRLMazeError, ValueError):
     """An adapter, or a part of one, that cannot be written, merged, trusted or loaded."""
+
+
+class RecordError(SkyRLMazeError, ValueError):
+    """A result of an evaluation that cannot be read, written or compared."""
+
+
+class ReportError(SkyRLMazeError, ValueError):
+    """A page that cannot be made, or cannot be written where it was to go."""
+
+
+class EndpointError(SkyRLMazeError, RuntimeError):
+    """A model behind an address that cannot be played with."""
+
+
+class CheckpointError(SkyRLMazeError, ValueError):
+    """A checkpoint that cannot be written, trusted, or continued with these settings."""
 
 
 class SetupError(SkyRLMazeError, RuntimeError):

@@ -18,8 +18,11 @@ from skyrl_maze import advantages  # noqa: E402
 from skyrl_maze.config import MazeTrainConfig, policy_ranks  # noqa: E402
 from skyrl_maze.env import register  # noqa: E402
 from skyrl_maze.generator import MazeVLMGenerator  # noqa: E402
+from skyrl_maze.narrator import ChatLogger, Narrator  # noqa: E402
+from skyrl_maze.recorder import EvaluationRecorder  # noqa: E402
 from skyrl_maze.runlog import RunLog  # noqa: E402
-from skyrl_maze.trainer import ChatLogger, MazeTrainer, Narrator  # noqa: E402
+from skyrl_maze.serving import WITNESS  # noqa: E402
+from skyrl_maze.trainer import MazeTrainer  # noqa: E402
 
 
 class MazeExperiment(BasePPOExp):
@@ -27,6 +30,7 @@ class MazeExperiment(BasePPOExp):
 
     def __init__(self, cfg: MazeTrainConfig) -> None:
         self.log = RunLog(Path(cfg.run.root))
+        self.evaluations = EvaluationRecorder(Path(cfg.run.root), self.log)
         super().__init__(cfg)
 
     def get_train_dataset(self) -> PromptDataset:
@@ -47,7 +51,10 @@ class MazeExperiment(BasePPOExp):
         )
 
     def get_inference_client(self) -> Any:
-        self.log.event("starting_engines", engines=self.cfg.generator.inference_engine.num_engines)
+        engine = self.cfg.generator.inference_engine
+        self.log.event("starting_engines", engines=engine.num_engines)
+        if engine.run_engines_locally:
+            engine.engine_init_kwargs.setdefault("worker_extension_cls", WITNESS)  # SkyRL's own, and a proof
         return super().get_inference_client()
 
     def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> MazeVLMGenerator:
@@ -59,6 +66,7 @@ class MazeExperiment(BasePPOExp):
             policy_model_name=resolve_policy_model_name(cfg),
             model_path=cfg.trainer.policy.model.path,
             notify=lambda text: self.log.event("note", text=text),
+            observe=self.evaluations.observe,
         )
 
     def get_trajectory_logger(self) -> TrajectoryLogger:
@@ -66,7 +74,9 @@ class MazeExperiment(BasePPOExp):
 
     def get_trainer(self, cfg: Any, **parts: Any) -> RayPPOTrainer:
         self.log.event("loading_policy", ranks=policy_ranks(cfg))
-        return MazeTrainer(cfg=cfg, callbacks=[Narrator(self.log)], log=self.log, **parts)
+        # In this order: the figures are in the record before it is told.
+        callbacks = [self.evaluations, Narrator(self.log)]
+        return MazeTrainer(cfg=cfg, callbacks=callbacks, log=self.log, **parts)
 
     def run(self) -> None:
         try:

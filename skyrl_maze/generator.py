@@ -59,6 +59,10 @@ class EpisodeOutput(TrajectoryOutput):
     """The conversation as people read it: texts, and each picture's size and hash."""
     masked_because: str | None = None
     """Why no gradient flows from it; None if one does."""
+    adapter_version: str | None = None
+    """The adapter that the engines served when it began, as `<step>.<attempt>`; None without one."""
+    record: Any = None
+    """What the environment keeps of it, see `PlayedEpisode.record`."""
 
 
 @dataclass
@@ -84,6 +88,7 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
     Args:
         model_path: folder of the model's config and image processor; by default where the tokenizer is from.
         notify: is told in a sentence what people should know; by default it is logged.
+        observe: is shown each batch with its output, before the trainer is.
 
     Raises:
         ConfigError: the chat template does not let a conversation grow turn by turn.
@@ -98,12 +103,15 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
         policy_model_name: str | None = None,
         model_path: str | None = None,
         notify: Callable[[str], None] = logger.info,
+        observe: Callable[[GeneratorInput, GeneratorOutput], None] | None = None,
     ) -> None:
         super().__init__(generator_cfg, skyrl_gym_cfg, inference_engine_client, tokenizer, policy_model_name)
+        self.adapter_version: str | None = None
+        """What the engines serve, as `<step>.<attempt>`; the trainer sets it once that is proven."""
         model_path = model_path or getattr(tokenizer, "name_or_path", None)
         config = model_config(model_path)
         tokens = vision_tokens(tokenizer, config)
-        self._rollouts = RolloutConfig.of(generator_cfg)
+        self._rollouts, self._observe = RolloutConfig.of(generator_cfg), observe
         ids = range(vocabulary_size(tokenizer, config))
         self._image_id, self._banned_ids = tokens.image_id, tokens.banned_ids & frozenset(ids)
         chat = ChatFormat(
@@ -130,10 +138,11 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
         )
 
     async def generate(self, input_batch: GeneratorInput, disable_tqdm: bool = False) -> GeneratorOutput:
-        """SkyRL's batch of episodes, with three more lists and the counts of what went wrong.
+        """SkyRL's batch of episodes, with more lists and the counts of what went wrong.
 
         `chats` holds each conversation as people read it, `masked_because` why an episode carries no gradient
-        (None for those that do), and `rollout_metrics` the counts under `generate/`.
+        (None for those that do), `adapter_versions` what the engines served, `records` what the environment
+        keeps of each (None where it keeps nothing), and `rollout_metrics` the counts under `generate/`.
 
         Raises:
             RolloutError: more episodes were lost than `generator.rollouts.max_failed_share` allows.
@@ -150,9 +159,13 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
         ordered = [episodes[id(response_ids)] for response_ids in output["response_ids"]]
         output["chats"] = [episode.chat for episode in ordered]
         output["masked_because"] = [episode.masked_because for episode in ordered]
+        output["adapter_versions"] = [episode.adapter_version for episode in ordered]
+        output["records"] = [episode.record for episode in ordered]
         self._stand_ins(output, batch.tally)
         batch.tally.check(self._rollouts.max_failed_share)
         output["rollout_metrics"].update(batch.tally.metrics())
+        if self._observe is not None:
+            self._observe(input_batch, output)
         return output
 
     async def agent_loop(
@@ -168,7 +181,7 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
         training_phase: TrainingPhase = TRAINING_PHASE_TRAIN,
     ) -> EpisodeOutput:
         """One episode, whatever happens in it; see SkyRL's method of the same name."""
-        started_s = time.monotonic()
+        started_s, adapter_version = time.monotonic(), self.adapter_version
         batch = _BATCH.get(None) or _Batch(Tally(episodes=1))
         if batch.over:
             raise asyncio.CancelledError
@@ -205,6 +218,7 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
             output.masked_because = lost[1]
             tally.lost(*lost)
             logger.warning(f"episode {session_id} is masked: {lost[1]}")
+        output.adapter_version = adapter_version
         output.e2e_time = time.monotonic() - started_s
         batch.outputs.append(output)
         return output
@@ -245,6 +259,7 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
             image_grid_thw=torch.tensor([p.grid for p in pictures]) if pictures else None,
             time_splits=episode.seconds,
             chat=episode.chat,
+            record=episode.record,
         )
 
     def _stand_ins(self, output: GeneratorOutput, tally: Tally) -> None:

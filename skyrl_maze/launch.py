@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from skyrl_maze import _compat, console, cpu, dataset, recipes, tiny
+from skyrl_maze import _compat, console, cpu, dataset, mini, recipes, tiny
 from skyrl_maze.errors import SkyRLMazeError
 from skyrl_maze.runlog import EventReader, read_metrics
 
@@ -123,8 +123,12 @@ def _train(cfg: "MazeTrainConfig", terminal: Console) -> None:
     earlier_records = len(read_metrics(Path(cfg.run.root)))
     with console.Progress(terminal) as progress:
         _prepare(cfg, progress)
-        progress.doing("checking whether the longest episode fits")
-        for warning in preflight.check_budget(cfg):
+        if cfg.run.only_model:
+            progress.done()
+            terminal.print(f"model  {cfg.trainer.policy.model.path}")
+            return
+        progress.doing("checking whether the longest episode fits, and the adapter the engines")
+        for warning in [*preflight.check_budget(cfg), *preflight.check_adapter(cfg)]:
             terminal.print(f"warning: {warning}")
         with _ray(cfg, progress):
             _watch(cfg, progress)
@@ -137,16 +141,28 @@ def _prepare(cfg: "MazeTrainConfig", progress: console.Progress) -> None:
     mazes = cfg.data.mazes
     train, evaluation = dataset.prepare(mazes.train, mazes.eval, Path(mazes.folder).absolute())
     cfg.data.train_data, cfg.data.val_data = [str(train)], [str(evaluation)]
-    if cfg.trainer.policy.model.path == tiny.MODEL_ID:
+    if path := _built_model(cfg, progress):
+        cfg.trainer.policy.model.path = cfg.trainer.ref.model.path = str(path)
+
+
+def _built_model(cfg: "MazeTrainConfig", progress: console.Progress) -> Path | None:
+    """The folder of a model that this package builds itself, or None if the recipe names another."""
+    maze, mazes, max_turns = cfg.environment.skyrl_gym.maze, cfg.data.mazes, cfg.generator.max_turns
+    name = cfg.trainer.policy.model.path
+    if name == tiny.MODEL_ID:
         progress.doing("building the tiny Qwen3-VL")
-        path = tiny.build_tiny_model(
-            cfg.environment.skyrl_gym.maze,
+        return tiny.build_tiny_model(
+            maze,
             mazes.train.sizes,
-            cfg.generator.max_turns,
+            max_turns,
             tiny.WarmUp(steps=cfg.run.warm_up_steps),
             progress=lambda step, steps: progress.update(f"warm-up step {step} of {steps}"),
         )
-        cfg.trainer.policy.model.path = cfg.trainer.ref.model.path = str(path)
+    if name == mini.MODEL_ID:
+        progress.doing("teaching the miniature Qwen3-VL")
+        judged = dataset.mazes_of(mazes.eval)
+        return mini.mini_model(maze, judged, max_turns, cfg.run.school_seed, progress.update)
+    return None
 
 
 @contextlib.contextmanager
@@ -159,10 +175,12 @@ def _ray(cfg: "MazeTrainConfig", progress: console.Progress) -> Iterator[None]:
     from skyrl_maze.config import needed_gpus
 
     progress.doing("starting Ray")
-    if cfg.run.device == "cpu":
-        cpu.prepare_environment(needed_gpus(cfg))
-        cpu.configure(cfg)
+    nodes = None
     try:
+        if cfg.run.device == "cpu":
+            cpu.prepare_environment()
+            cpu.configure(cfg)
+            nodes = cpu.start_nodes(needed_gpus(cfg))
         initialize_ray(cfg)
         _catch_signals()  # Ray has put its own handlers, which abort the process, in their place
         yield
@@ -171,6 +189,8 @@ def _ray(cfg: "MazeTrainConfig", progress: console.Progress) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C may not interrupt the cleaning up
         started = psutil.Process().children(recursive=True)
         ray.shutdown()
+        if nodes is not None:
+            nodes.shutdown()
         _, alive = psutil.wait_procs(started, timeout=5)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):

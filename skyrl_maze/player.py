@@ -40,6 +40,8 @@ class PlayedEpisode:
     """Addresses of the pictures that the environment showed."""
     stop_reason: str = "stop"
     metrics: dict[str, Any] = field(default_factory=dict)
+    record: Any = None
+    """What the environment's method `record` gives, if it has one; of a lost episode, as far as it came."""
     seconds: dict[str, float] = field(default_factory=lambda: {"llm": 0.0, "env": 0.0})
     """Time spent waiting for the engine and for the environment."""
 
@@ -97,6 +99,9 @@ class Player:
                     episode.trajectory.observe(ids, pictures)
             episode.metrics = await self._ask_env(episode, _metrics, env)
         finally:
+            if callable(getattr(env, "record", None)):
+                with logged_only("asking an environment for its record", logger.warning):
+                    episode.record = await self._ask_env(episode, env.record)
             with logged_only("closing an environment", logger.warning):
                 await self._ask_env(episode, env.close)
 

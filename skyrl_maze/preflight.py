@@ -13,12 +13,14 @@ from pathlib import Path
 import filelock
 
 from skyrl_maze import dataset
+from skyrl_maze.adapter import adapter_problems
 from skyrl_maze.chat import ChatFormat
 from skyrl_maze.config import MazeTrainConfig, needed_gpus
-from skyrl_maze.errors import SetupError
+from skyrl_maze.errors import ConfigError, SetupError
 from skyrl_maze.faults import cause_of
 
 _NEEDED_BYTES = 1_000_000_000
+_SHOWN = 5
 
 
 def check_engine() -> None:
@@ -155,6 +157,41 @@ def check_budget(cfg: MazeTrainConfig) -> list[str]:
     problems = longest.problems(window, cfg.generator.max_input_length, allowed)
     if problems:
         raise SetupError("the longest episode does not fit:\n  - " + "\n  - ".join(problems))
+    return []
+
+
+def check_adapter(cfg: MazeTrainConfig) -> list[str]:
+    """Raise ConfigError if the LoRA settings give this model matrices that the engines would ignore, or none.
+
+    Returns:
+        A line that says why it could not be checked, if it could not.
+    """
+    import peft
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    from skyrl_maze.vision import model_config
+
+    model, lora = cfg.trainer.policy.model, cfg.trainer.policy.model.lora
+    if lora.rank == 0:
+        return []
+    try:
+        with torch.device("meta"):  # names and shapes without a byte of weights
+            bare = AutoModelForImageTextToText.from_config(model_config(model.path))
+    except Exception as error:  # whatever a damaged file makes the libraries say
+        why = f"the config of {model.path} cannot be read here ({cause_of(error)})"
+        return [f"whether the engines know every LoRA module could not be checked: {why}"]
+    names = {"target_modules": lora.target_modules, "exclude_modules": lora.exclude_modules}
+    title = f"these LoRA settings do not work for {model.path}: {names}"
+    try:
+        tuned = peft.get_peft_model(bare, peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, **names))
+    except ValueError as error:  # nothing of that name
+        raise ConfigError(f"{title}: {cause_of(error)}") from error
+    matrices = ((n, p.shape) for n, p in tuned.named_parameters() if "lora_" in n)
+    if problems := adapter_problems({n.replace(".default.", "."): shape for n, shape in matrices}):
+        more = len(problems) - _SHOWN
+        shown = problems[:_SHOWN] + [f"and {more} more"] * (more > 0)
+        raise ConfigError.from_problems(f"{title}:", shown)
     return []
 
 

@@ -61,7 +61,22 @@ class EventReader:
 
 def read_metrics(root: Path, skip: int = 0) -> list[dict[str, Any]]:
     """The metric records of a run, oldest first, without the first `skip`; empty if there are none."""
+    return metric_lines(root)[0][skip:]
+
+
+def metric_lines(root: Path) -> tuple[list[dict[str, Any]], int]:
+    """The metric records of a run, oldest first, and how many lines are none: torn, or not finished."""
     path = root / METRICS_FILE
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[skip:]]
+    if not path.is_file():
+        return [], 0
+    lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    records = [record for line in lines if (record := _record(line)) is not None]
+    return records, len(lines) - len(records)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None

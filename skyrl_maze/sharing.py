@@ -3,35 +3,37 @@
 rank: own rows -> shards/        no collective
 all ranks: what went wrong?      one exchange, so that none waits for a rank that failed
 head node: shards -> adapter/    an actor that needs neither GPU nor model
-rank 0: every engine loads it    one immutable folder a version
+rank 0: every engine loads it    one immutable folder a version, proven by each engine: see `serving`
 all ranks: what went wrong?
 """
 
 import asyncio
 import dataclasses
+import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 import torch.distributed as dist
-from loguru import logger
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from tenacity import retry, stop_after_attempt, wait_random_exponential
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from skyrl_maze.adapter import CONFIG_FILE, peft_config
+from skyrl_maze.adapter import CONFIG_FILE, peft_config, read_config
+from skyrl_maze.complete import verify
 from skyrl_maze.durable import new_file
 from skyrl_maze.errors import AdapterError
-from skyrl_maze.faults import cause_of
 from skyrl_maze.merge import apply_merge, config_bytes, plan_merge
+from skyrl_maze.serving import Served, serve_everywhere
 from skyrl_maze.shards import read_manifests, write_shard
-from skyrl_maze.versions import Version, publish, retain
+from skyrl_maze.together import failure_of, node, of_all_ranks, raise_together
+from skyrl_maze.versions import Version, publish, publish_folder, retain
 
 HEAD_RESOURCE = "node:__internal_head__"
 # Below the ten minutes after which the ranks' collectives give up.
-_MERGE_LIMIT_S = 240
+MERGE_LIMIT_S = 240
 _LOAD_LIMIT_S = 120
 _LOAD_ATTEMPTS = 3
 _NO_ROWS = slice(0, 0)
@@ -49,6 +51,21 @@ class Share:
     """How many complete versions stay."""
     merger: Any
     """Handle of the `Merger`."""
+    previous: Version | None = None
+    """What the engines serve now, to go back to."""
+    witnessed: bool = True
+    """Whether the engines' workers can say which LoRA modules they apply."""
+    published: bool = False
+    """Whether the version is merged already, as that of a step that was just saved is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """What sharing a version came to."""
+
+    served: Served
+    largest_b: float
+    """The largest absolute value in any lora_B, as written; 0 before the first update."""
 
 
 class Merger:
@@ -58,9 +75,14 @@ class Merger:
         self._on_head = on_head
         self._report: dict[str, Any] = {}
 
-    def merge(self, version: Version, config: dict[str, Any]) -> dict[str, Any]:
+    def node_id(self) -> str:
+        """Ray's name for the node that it runs on."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    def merge(self, version: Version) -> dict[str, Any]:
         """Publish the adapter of a version whose shards are written; what it reports is kept."""
         started_s = time.monotonic()
+        config = read_config(version.shards / CONFIG_FILE)
         plan = plan_merge(read_manifests(version.shards))
         publish(version, lambda scratch: apply_merge(plan, version.shards, scratch, config))
         self._report = {
@@ -69,10 +91,20 @@ class Merger:
             "path": str(version.adapter),
             "bytes": plan.bytes,
             "seconds": time.monotonic() - started_s,
-            "node": _node(),
+            "node": node(),
             "on_head": self._on_head,
         }
         return self._report
+
+    def export(self, version: Version, out: Path) -> None:
+        """Copy the adapter of a published version to `out`, a folder of its own; an older one goes."""
+        files = verify(version.path).files
+
+        def copy(scratch: Path) -> None:
+            for file in files:
+                shutil.copyfile(version.path / file.path, scratch / Path(file.path).name)
+
+        publish_folder(out, copy, version.run_id, version.step, version.attempt, replace=True)
 
     def report(self) -> dict[str, Any]:
         """What the last merge came to; empty before the first."""
@@ -116,13 +148,36 @@ def local_rows(peft_model: Any) -> dict[str, tuple[torch.Tensor, tuple[int, ...]
     return rows
 
 
-async def share_adapter(share: Share, peft_model: Any, client: Any, lora_name: str) -> None:
+async def share_adapter(share: Share, peft_model: Any, client: Any, lora_name: str) -> Shared | None:
     """Share this rank's part, and return when every engine serves the version; all ranks call it together.
+
+    Returns:
+        On rank 0 what it came to, on the others None.
 
     Raises:
         AdapterError: on every rank alike, naming rank, node and cause.
     """
-    version, rank = share.version, dist.get_rank()
+    if not share.published:
+        await write_shards(share, peft_model)
+    failure, served, rank = None, None, dist.get_rank()
+    largest_b = await asyncio.to_thread(_largest_b, peft_model, getattr(torch, share.wire_dtype))
+    if rank == 0:
+        try:
+            served = await _merge_and_load(share, client, lora_name)
+        except Exception as error:
+            failure = failure_of(error)
+    all_b = of_all_ranks(failure, largest_b, f"publish {share.version.path}", AdapterError)
+    return Shared(served, max(all_b)) if served is not None else None
+
+
+async def write_shards(share: Share, peft_model: Any) -> None:
+    """Write this rank's rows, and rank 0 the adapter's config beside them; all ranks call it together.
+
+    Raises:
+        AdapterError: on every rank alike, naming rank, node and cause.
+    """
+    version, rank, failure = share.version, dist.get_rank(), None
+    config = peft_config(dataclasses.asdict(peft_model.peft_config["default"]), share.base_model)
 
     def write() -> None:
         write_shard(
@@ -139,52 +194,28 @@ async def share_adapter(share: Share, peft_model: Any, client: Any, lora_name: s
             with new_file(version.shards / CONFIG_FILE) as file:
                 file.write(config_bytes(config))
 
-    given = dataclasses.asdict(peft_model.peft_config["default"])
-    config = peft_config(given, share.base_model)
-    _raise_together(await _failure(asyncio.to_thread(write)), f"writing the shards of {version.path}")
-    failure = None
-    if rank == 0:
-        failure = await _failure(_merge_and_load(share, config, client, lora_name))
-    _raise_together(failure, f"publishing {version.path}")
+    try:
+        await asyncio.to_thread(write)
+    except Exception as error:
+        failure = failure_of(error)
+    raise_together(failure, f"write the shards of {version.path}", AdapterError)
 
 
-async def _merge_and_load(share: Share, config: dict[str, Any], client: Any, lora_name: str) -> None:
-    merging = share.merger.merge.remote(share.version, config)
-    await asyncio.wait_for(asyncio.wrap_future(merging.future()), _MERGE_LIMIT_S)
+def _largest_b(peft_model: Any, dtype: torch.dtype) -> float:
+    """The largest absolute value in this rank's rows of any lora_B, as it is written."""
+    rows = local_rows(peft_model).items()
+    held = [tensor for name, (tensor, *_) in rows if ".lora_B." in name and tensor.numel()]
+    return max((float(tensor.abs().max().to(dtype)) for tensor in held), default=0.0)
 
-    @retry(stop=stop_after_attempt(_LOAD_ATTEMPTS), wait=wait_random_exponential(max=5), reraise=True)
-    async def load() -> None:
-        loading = client.load_lora_adapter(lora_name, str(share.version.adapter))
-        await asyncio.wait_for(loading, _LOAD_LIMIT_S)
 
-    await load()
+async def _merge_and_load(share: Share, client: Any, lora_name: str) -> Served:
+    if not share.published:
+        merging = share.merger.merge.remote(share.version)
+        await asyncio.wait_for(asyncio.wrap_future(merging.future()), MERGE_LIMIT_S)
+    adapter, previous = share.version.adapter, share.previous.adapter if share.previous else None
+    served = await serve_everywhere(client.server_urls, lora_name, adapter, previous, share.witnessed)
     versions = share.version.path.parent
     await asyncio.to_thread(
         retain, versions.parent.parent, share.version.run_id, share.keep, in_use=[share.version]
     )
-    logger.info(f"step {share.version.step}: every engine loaded {share.version.adapter}")
-
-
-async def _failure(work: Any) -> str | None:
-    try:
-        await work
-    except Exception as error:
-        return f"rank {dist.get_rank()} on {_node()}: {cause_of(_below_ray(error))}"
-    return None
-
-
-def _node() -> str:
-    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-
-
-def _below_ray(error: BaseException) -> BaseException:
-    cause = getattr(error, "cause", None)
-    return _below_ray(cause) if isinstance(cause, BaseException) else error
-
-
-def _raise_together(failure: str | None, what: str) -> None:
-    """Tell all ranks what failed on any; raise the same AdapterError on each if something did."""
-    failures: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(failures, failure)
-    if found := [text for text in failures if text is not None]:
-        raise AdapterError(f"{what} failed: " + "; ".join(found))
+    return served

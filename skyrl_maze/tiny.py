@@ -12,7 +12,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ _FILES = (
     "tokenizer.json",
     "chat_template.jinja",
 )
-_SPECIAL_TOKENS = (
+SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
     "<|im_end|>",
@@ -45,7 +45,7 @@ _SPECIAL_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-_CHAT_TEMPLATE = (
+CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
     "{% if message.content is string %}{{ message.content }}"
     "{% else %}{% for part in message.content %}"
@@ -122,25 +122,38 @@ def build_tiny_model(
         SetupError: the cache cannot be written.
     """
     warm_up = warm_up or WarmUp()
-    recipe = [asdict(env_config), list(maze_sizes), max_turns, asdict(warm_up)]
-    shape = [_CHAT_TEMPLATE, _VOCABULARY_SIZE, _TEXT_CONFIG, _VISION_CONFIG, PATCH_PX]
-    settings = [__version__, recipe, shape]
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-    target = cache_dir() / f"tiny-qwen3-vl-{digest}"
+    settings = [asdict(env_config), list(maze_sizes), max_turns, asdict(warm_up)]
+    episodes = _random_episodes(env_config, maze_sizes, max_turns, warm_up)
+    return cached("tiny", settings, lambda folder: _build(folder, episodes, warm_up, progress))
+
+
+def cached(name: str, settings: Any, build: Callable[[Path], None]) -> Path:
+    """The folder of a model that is built once for the same settings, code and shape.
+
+    Args:
+        name: for people who look into the cache.
+        settings: all that the model follows from, as JSON.
+        build: puts the model into the folder that it gets.
+
+    Raises:
+        SetupError: the cache cannot be written.
+    """
+    shape = [CHAT_TEMPLATE, _VOCABULARY_SIZE, _TEXT_CONFIG, _VISION_CONFIG, PATCH_PX]
+    identity = json.dumps([__version__, settings, shape], sort_keys=True)
+    target = cache_dir() / f"{name}-qwen3-vl-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     if _complete(target):
         return target
-    episodes = _random_episodes(env_config, maze_sizes, max_turns, warm_up)
     try:
         shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".tiny-", dir=target.parent) as scratch:
-            _build(Path(scratch) / "model", episodes, warm_up, progress)
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target.parent) as scratch:
+            build(Path(scratch) / "model")
             os.replace(Path(scratch) / "model", target)
     except OSError as error:
         # Another process may have put the same model there first; its copy is as good.
         if not _complete(target):
             raise SetupError(
-                f"cannot keep the tiny model in {target.parent}: {error.strerror or error}; "
+                f"cannot keep the model in {target.parent}: {error.strerror or error}; "
                 "set XDG_CACHE_HOME to a folder that can be written and has 10 MB"
             ) from error
     return target
@@ -156,10 +169,10 @@ def save_random_model(folder: Path, corpus: Sequence[str], patch_px: int = PATCH
     """
     import torch
 
-    processor = _processor(list(corpus), patch_px)
+    processor = make_processor(list(corpus), patch_px)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        _model(processor.tokenizer, patch_px).save_pretrained(folder)
+        make_model(processor.tokenizer, patch_px).save_pretrained(folder)
     processor.save_pretrained(folder)
 
 
@@ -176,13 +189,13 @@ def _build(
     import torch
 
     first = [next(episodes) for _ in range(32)]
-    processor = _processor([_texts(episode) for episode in first])
+    processor = make_processor([texts_of(episode) for episode in first])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # two builds at once would starve each other, and sums would vary
     try:
         with torch.random.fork_rng():
             torch.manual_seed(warm_up.seed)
-            model = _model(processor.tokenizer)
+            model = make_model(processor.tokenizer)
             _teach_format(model, processor, episodes, warm_up, progress)
     finally:
         torch.set_num_threads(threads)
@@ -209,7 +222,8 @@ def _random_episodes(
         yield chat if chat[-1]["role"] == "assistant" else chat[:-1]
 
 
-def _texts(chat: list[dict[str, Any]]) -> str:
+def texts_of(chat: list[dict[str, Any]]) -> str:
+    """The roles and texts of a chat, for a tokenizer to learn from."""
     parts = []
     for message in chat:
         content = message["content"]
@@ -218,8 +232,8 @@ def _texts(chat: list[dict[str, Any]]) -> str:
     return "\n".join(parts)
 
 
-def _processor(corpus: list[str], patch_px: int = PATCH_PX) -> Any:
-    """A Qwen3-VL processor whose byte-level BPE is trained on `corpus`."""
+def make_processor(corpus: list[str], patch_px: int = PATCH_PX, words: Sequence[str] = ()) -> Any:
+    """A Qwen3-VL processor whose byte-level BPE is trained on `corpus`; each of `words` is one token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer, Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
 
@@ -227,7 +241,7 @@ def _processor(corpus: list[str], patch_px: int = PATCH_PX) -> Any:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=_VOCABULARY_SIZE - len(_SPECIAL_TOKENS),
+        vocab_size=_VOCABULARY_SIZE - len(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -238,8 +252,9 @@ def _processor(corpus: list[str], patch_px: int = PATCH_PX) -> Any:
         merges=[tuple(pair) for pair in trained["merges"]],  # type: ignore[misc]  # pairs, whatever it says
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        additional_special_tokens=list(_SPECIAL_TOKENS),
+        additional_special_tokens=list(SPECIAL_TOKENS),
     )
+    tokenizer.add_tokens(list(words))
     geometry: dict[str, Any] = {
         "patch_size": patch_px,
         "merge_size": MERGE,
@@ -250,23 +265,34 @@ def _processor(corpus: list[str], patch_px: int = PATCH_PX) -> Any:
         image_processor=Qwen2VLImageProcessor(**geometry),
         tokenizer=tokenizer,
         video_processor=Qwen3VLVideoProcessor(**geometry),
-        chat_template=_CHAT_TEMPLATE,
+        chat_template=CHAT_TEMPLATE,
     )
 
 
-def _model(tokenizer: Any, patch_px: int = PATCH_PX) -> Any:
-    """An untrained Qwen3-VL of that shape."""
+def make_model(
+    tokenizer: Any,
+    patch_px: int = PATCH_PX,
+    text: Mapping[str, Any] | None = None,
+    vision: Mapping[str, Any] | None = None,
+) -> Any:
+    """An untrained Qwen3-VL of that shape, drawn from torch's generator.
+
+    Args:
+        text: changes of the language layers' config.
+        vision: of the vision tower's.
+    """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in _SPECIAL_TOKENS}
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL_TOKENS}
     config = Qwen3VLConfig(
         text_config={
             **_TEXT_CONFIG,
             "vocab_size": len(tokenizer),
             "eos_token_id": ids["<|im_end|>"],
             "pad_token_id": ids["<|endoftext|>"],
+            **(text or {}),
         },
-        vision_config={**_VISION_CONFIG, "patch_size": patch_px},
+        vision_config={**_VISION_CONFIG, "patch_size": patch_px, **(vision or {})},
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],

@@ -129,17 +129,26 @@ def publish(version: Version, build: Build) -> Complete:
     return complete
 
 
-def publish_folder(out: Path, build: Build, run_id: str, step: int, attempt: int) -> Complete:
-    """As `publish`, but as one folder of its own that holds the files and COMPLETE beside them."""
+def publish_folder(
+    out: Path, build: Build, run_id: str, step: int, attempt: int, replace: bool = False
+) -> Complete:
+    """As `publish`, but as one folder of its own that holds the files and COMPLETE beside them.
+
+    Args:
+        replace: whether a folder of that name may be there; it goes when the new one is whole.
+    """
     out = out.absolute()
     with explained(f"write {out.name}", out.parent):
-        refuse_existing(out)
+        if not replace:
+            refuse_existing(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
         try:
             complete = Complete(run_id, step, attempt, _built(scratch, build))
             with new_file(scratch / COMPLETE) as marker:
                 marker.write(complete_bytes(complete))
+            if replace:
+                remove(out)
             os.rename(scratch, out)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -196,7 +205,7 @@ def retain(root: Path, run_id: str, keep: int, in_use: Iterable[Version] = ()) -
     used = {(version.step, version.attempt) for version in in_use}
     old = [v for v in complete_versions(root, run_id)[:-keep] if (v.step, v.attempt) not in used]
     for version in old:
-        _remove(version.path)
+        remove(version.path)
     return old
 
 
@@ -211,13 +220,13 @@ def clean_leftovers(root: Path, run_id: str, older_than_s: float) -> list[Path]:
     for place in [folder, *(v.path for v in all_versions(root, run_id) if v.path not in leftovers)]:
         leftovers += [path for path in place.glob(".*") if path.name.startswith(".")]
     now = time.time()
-    removed = [path for path in leftovers if now - _changed(path) >= older_than_s]
+    removed = [path for path in leftovers if now - changed_s(path) >= older_than_s]
     for path in removed:
-        _remove(path)
+        remove(path)
     return removed
 
 
-def _changed(path: Path) -> float:
+def changed_s(path: Path) -> float:
     """When anything in `path` last changed, in seconds since 1970; now, if it changes at this moment."""
     try:
         times = [path.lstat().st_mtime]
@@ -228,7 +237,7 @@ def _changed(path: Path) -> float:
     return max(times)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a file, or a folder that is gone for every reader before the first of its files is."""
     with explained(f"remove {path.name}", path.parent), contextlib.suppress(FileNotFoundError):
         if not stat.S_ISDIR(path.lstat().st_mode):

@@ -11,6 +11,7 @@ from typing import Any
 import peft
 import torch
 import torch.distributed as dist
+from fake_servers import FakeEngine, serving
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -29,31 +30,18 @@ class MergerHere:
         self.merge = SimpleNamespace(remote=self._merge)
         self._fails = fails
 
-    def _merge(self, version: Version, config: dict[str, Any]) -> Any:
+    def _merge(self, version: Version) -> Any:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         try:
             if self._fails:
                 raise OSError("the head node is gone")
-            future.set_result(Merger(on_head=False).merge(version, config))
+            future.set_result(Merger(on_head=False).merge(version))
         except Exception as error:
             future.set_exception(error)
         return SimpleNamespace(future=lambda: future)
 
 
-class Engines:
-    """Loads nothing, and fails as often as it is told to."""
-
-    def __init__(self, failures: int) -> None:
-        self.failures, self.loaded = failures, []
-
-    async def load_lora_adapter(self, name: str, path: str) -> None:
-        if self.failures > 0:
-            self.failures -= 1
-            raise ConnectionError("engine 2 did not answer")
-        self.loaded.append([name, path])
-
-
-def model(seed: int) -> Any:
+def model(seed: int, trained: bool) -> Any:
     torch.manual_seed(seed)
     base = torch.nn.Sequential()
     base.add_module("first", torch.nn.Linear(10, 7))
@@ -61,7 +49,7 @@ def model(seed: int) -> Any:
     config = peft.LoraConfig(r=5, lora_alpha=10, target_modules=["first", "second"])
     tuned = peft.get_peft_model(base, config)
     for name, parameter in tuned.named_parameters():
-        if "lora_B" in name:
+        if "lora_B" in name and trained:
             torch.nn.init.normal_(parameter)
     return tuned
 
@@ -70,7 +58,7 @@ def main(folder: Path, rank: int, world_size: int, fault: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size
     )
-    tuned = model(seed=1)
+    tuned = model(seed=1, trained=fault != "nothing is learned yet")
     whole = {n: p.detach().clone() for n, p in tuned.named_parameters() if "lora_" in n}
     fully_shard(tuned, mesh=init_device_mesh("cpu", (world_size,)))
     version = Version(4, 0, folder / "run" / "versions" / "4.0")
@@ -78,10 +66,19 @@ def main(folder: Path, rank: int, world_size: int, fault: str) -> None:
         version.shards.mkdir(parents=True, exist_ok=True)
         (version.shards / "rank-00001.json").write_text("{}")
     share = Share(version, "base", "float32", 2, MergerHere(fault == "the head is gone"))
-    engines = Engines({"an engine fails once": 1, "an engine fails": 99}.get(fault, 0))
+    engines = [
+        FakeEngine(),
+        FakeEngine("no load", {"an engine fails once": 1, "an engine fails": 99}.get(fault, 0)),
+    ]
+
+    async def run() -> dict[str, Any]:
+        async with serving(*engines) as urls:
+            shared = await share_adapter(share, tuned, SimpleNamespace(server_urls=urls), "policy")
+        loaded = [str(engine.serves) for engine in engines if engine.serves]
+        return {"ended": "shared", "loaded": loaded, "largest_b": shared and shared.largest_b}
+
     try:
-        asyncio.run(share_adapter(share, tuned, engines, "policy"))
-        outcome = {"ended": "shared", "loaded": engines.loaded}
+        outcome = asyncio.run(run())
     except Exception as error:
         outcome = {"ended": type(error).__name__, "message": str(error)}
     if rank == 0:

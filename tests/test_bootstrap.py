@@ -307,6 +307,55 @@ def test_callers_environment_does_not_reach_the_stages(checkout: Checkout, pytho
     assert seen["PIP_USER"] == "0"
 
 
+# --- A browser for the tests of the report page ---
+
+
+def see_to_browser(bin_folder: Path, user: int, **tools: str) -> subprocess.CompletedProcess[str]:
+    """Run scripts/browser.sh as `user`, with stand-ins for `tools` as the only commands beside a few."""
+    for tool in ("mktemp", "rm", "sed", "sh", "tail"):
+        (bin_folder / tool).symlink_to(str(shutil.which(tool)))
+    for name, text in {"id": f"echo {user}", **tools}.items():
+        write_script(bin_folder / name, f"#!/bin/sh\n{text}\n")
+    script = ROOT / "scripts/browser.sh"
+    return subprocess.run(
+        [script], env={"PATH": str(bin_folder)}, cwd=bin_folder, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_browser_that_is_there_is_taken(tmp_path: Path) -> None:
+    done = see_to_browser(tmp_path, 1000, **{"google-chrome": "exit 1"})
+    assert (done.returncode, done.stdout) == (0, f"browser: {tmp_path / 'google-chrome'}\n")
+
+
+def test_root_gets_a_browser_from_apt(tmp_path: Path) -> None:
+    apt = 'echo "$*" >>calls; case $* in *install*) cp id chromium;; esac'
+    (tmp_path / "cp").symlink_to(str(shutil.which("cp")))
+    done = see_to_browser(tmp_path, 0, **{"apt-get": apt})
+    assert (done.returncode, done.stdout) == (0, f"browser: {tmp_path / 'chromium'}\n")
+    update, install = (tmp_path / "calls").read_text().splitlines()
+    assert update.endswith(" update")
+    assert " install -y --no-install-recommends chromium" in install
+    assert "Acquire::http::Timeout=30" in install
+
+
+@pytest.mark.parametrize(
+    ("user", "apt", "why"),
+    [
+        (1000, {"apt-get": ""}, "no chromium on PATH: sudo apt-get install chromium, and run this again"),
+        (0, {}, "no chromium on PATH: install one with this system's packages"),
+        (0, {"apt-get": "echo oh dear; exit 100"}, "apt-get install chromium failed: oh dear (details: "),
+        (0, {"apt-get": ""}, "the package chromium brought no command of that name: "),
+    ],
+)
+def test_without_a_browser_one_line_says_what_to_do(
+    tmp_path: Path, user: int, apt: dict[str, str], why: str
+) -> None:
+    done = see_to_browser(tmp_path, user, **apt)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"browser: {why}")
+    assert done.stderr.count("\n") == 1
+
+
 def test_script_is_executable() -> None:
     for script in ("scripts/bootstrap.sh", "scripts/lock.sh", ".ci/run"):
         assert os.access(ROOT / script, os.X_OK), script

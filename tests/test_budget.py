@@ -74,7 +74,7 @@ class Model:
 
     def __init__(self, folder: Path) -> None:
         episodes = tiny._random_episodes(_config().environment.skyrl_gym.maze, [5], 12, tiny.WarmUp())
-        tiny.save_random_model(folder, [tiny._texts(next(episodes)) for _ in range(32)])
+        tiny.save_random_model(folder, [tiny.texts_of(next(episodes)) for _ in range(32)])
         tokenizer = AutoTokenizer.from_pretrained(folder)
         self.reader = PictureReader(str(folder))
         self.chat = ChatFormat(tokenizer, vision_ids=vision_tokens(tokenizer).banned_ids)

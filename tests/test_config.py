@@ -311,6 +311,12 @@ def test_all_wrong_settings_are_named_at_once(recipe):
             "trainer.policy.model.lora.exclude_modules=null",
             "trainer.policy.model.lora.exclude_modules=None: the engine",
         ),
+        (
+            "trainer.ckpt_path=s3://bucket/ckpts",
+            "trainer.ckpt_path=s3://bucket/ckpts: must be a folder that all nodes see, not a cloud address",
+        ),
+        ("trainer.update_ref_every_epoch=true", "trainer.update_ref_every_epoch=true: SkyRL would make"),
+        ("trainer.critic.model.path=some/critic", "trainer.critic.model.path=some/critic: a checkpoint of"),
         ("data.mazes.train.sizes=[8]", "data.mazes.train.sizes=[8]: cannot make a maze of size 8 (int)"),
         ("data.mazes.train.sizes=[]", "data.mazes.train.sizes=[]: give at least one size, and each once"),
         (

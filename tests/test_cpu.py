@@ -1,6 +1,5 @@
 """On a machine without CUDA SkyRL's CUDA calls work; on one with it nothing changes."""
 
-import json
 import os
 import subprocess
 import sys
@@ -56,12 +55,32 @@ def test_inert_where_cuda_is_present() -> None:
     assert _python(_WITH_CUDA).split() == ["True"]
 
 
-def test_the_environment_gives_ray_logical_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "7", "RAY_ADDRESS": "10.0.0.1:6379"})
-    cpu.prepare_environment(3)
-    assert json.loads(os.environ["RAY_OVERRIDE_RESOURCES"])["GPU"] == 3
-    assert os.environ["RAY_ADDRESS"] == "local"
-    assert os.environ["OMP_NUM_THREADS"] == "7", "an explicit setting wins"
+def test_settings_of_the_environment_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "7"})
+    cpu.prepare_environment()
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+_NODES = """
+import os, ray
+from skyrl_maze import cpu
+os.environ["RAY_ADDRESS"] = "10.0.0.1:6379"  # a cluster that is none of its business
+nodes = cpu.start_nodes(3)
+ray.init(log_to_driver=False)
+found = {}
+for node in ray.nodes():
+    head = "node:__internal_head__" in node["Resources"]
+    found["head" if head else "other"] = node["Resources"].get("GPU", 0)
+ray.shutdown()
+nodes.shutdown()
+print(sorted(found.items()))
+"""
+
+
+@pytest.mark.slow
+def test_the_gpus_are_on_another_node_than_the_head() -> None:
+    assert _python(_NODES).strip() == "[('head', 0), ('other', 3.0)]"
 
 
 @pytest.mark.slow

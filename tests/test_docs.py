@@ -17,9 +17,12 @@ MAIN = "skyrl.entrypoints.main_base +recipe=maze"
 OVERRIDE = "trainer.override_entrypoint=skyrl_maze.entrypoints.main_base +recipe=maze"
 WITH_WHEEL = ".venv/bin/uv run --with dist/skyrl_maze-0.1.0-py3-none-any.whl"
 EXTRA = "uv pip install --override override.txt 'skyrl_maze[cpu]'"
+EASY = "--mazes visgym-easy-64 --out results/qwen"
 ELSEWHERE = {
     "make rehearse": "test_rehearsal.py",
     "make test": "the run that this test is part of",
+    "skyrl-maze report runs/maze-cpu --out report.html": "test_report_cli.py",
+    "skyrl-maze report runs/maze-cpu runs/mine --out both.html": "test_report_cli.py",
     "python benchmarks/generator.py --turns 20": "test_benchmarks.py",
     "kubectl kustomize hyperpod/overlays/published": "test_hyperpod.py",
     MAIN: "test_launch.py",
@@ -27,6 +30,10 @@ ELSEWHERE = {
     f"python -m skyrl.train.entrypoints.main_base {OVERRIDE}": "test_launch.py",
     "pip install 'skyrl_maze[gpu]'": "test_packaging.py",
     f"echo 'torch==2.13.0' > override.txt && {EXTRA}": "test_packaging.py",
+    "skyrl-maze evaluate runs/maze-cpu": "test_rehearsal.py",
+    "skyrl-maze evaluate runs/maze-cpu/evaluations/step-00000000": "test_rehearsal.py",
+    f"skyrl-maze play --endpoint http://host:8000/v1 --model qwen {EASY}": "test_play_cli.py",
+    "skyrl-maze compare results/compass results/qwen": "test_play_cli.py",
     f"VIRTUAL_ENV=$PWD/.venv UV_COMPILE_BYTECODE=1 {WITH_WHEEL} {MAIN}_cpu": "test_packaging.py",
 }
 

@@ -18,6 +18,7 @@ from skyrl_maze.actions import ACTIONS, STOP, GoalRule, Grammar, format_action
 from skyrl_maze.env import MazeConfig, MazeEnv, StopReason, register
 from skyrl_maze.errors import ConfigError, MazeError
 from skyrl_maze.maze import generate_maze
+from skyrl_maze.records import episode_line, read_episode
 from skyrl_maze.render import render
 from skyrl_maze.reward import RewardWeights, max_return
 
@@ -355,3 +356,30 @@ def test_threads_do_not_disturb_each_other():
     alone = [episode_of(number) for number in numbers]
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(episode_of, numbers)) == alone
+
+
+def test_the_record_is_what_happened():
+    env = make({"shaping_weight": 0.5})
+    outs = [env.step(answer) for answer in ("hm", *WAY, STOP_TEXT)]
+    record = env.record()
+    assert read_episode(episode_line(record), "here") == record
+    assert [turn.text for turn in record.turns] == ["hm", *WAY, STOP_TEXT]
+    for turn, out in zip(record.turns, outs, strict=True):
+        assert (turn.action, turn.parse_failure, turn.position, turn.reward) == (
+            out["metadata"]["action"],
+            out["metadata"]["parse_failure"],
+            out["metadata"]["position"],
+            out["reward"],
+        )
+    assert (record.success, record.stop_reason, record.max_turns) == (True, "goal", 30)
+    assert record.return_ == sum(out["reward"] for out in outs) == 1.5
+
+
+def test_a_record_can_be_asked_for_at_any_time():
+    env = MazeEnv({}, {"maze": MAZE.to_text(), "max_turns": 30})
+    assert env.record().turns == ()
+    env.init(PROMPT)
+    env.step(WAY[0])
+    assert (len(env.record().turns), env.record().stop_reason) == (1, "running")
+    env.init(PROMPT)
+    assert env.record().turns == (), "another episode"

@@ -18,6 +18,10 @@ STANDARD = {
     "RewardError": ValueError,
     "DatasetError": ValueError,
     "AdapterError": ValueError,
+    "RecordError": ValueError,
+    "ReportError": ValueError,
+    "EndpointError": RuntimeError,
+    "CheckpointError": ValueError,
     "SetupError": RuntimeError,
 }
 

@@ -30,7 +30,7 @@ from skyrl_maze.errors import ConfigError  # noqa: E402
 from skyrl_maze.faults import RolloutConfig, RolloutError  # noqa: E402
 from skyrl_maze.generator import MazeVLMGenerator  # noqa: E402
 from skyrl_maze.threads import CallThreads  # noqa: E402
-from skyrl_maze.tiny import _processor  # noqa: E402
+from skyrl_maze.tiny import make_processor  # noqa: E402
 from skyrl_maze.vision import PictureReader  # noqa: E402
 
 ENV = "colours"
@@ -97,7 +97,7 @@ def _registered() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    _processor(["user\nturn 1 2 3 up down left right"]).save_pretrained(folder)
+    make_processor(["user\nturn 1 2 3 up down left right"]).save_pretrained(folder)
     return folder
 
 
@@ -544,6 +544,39 @@ def test_the_conversation_is_kept_without_base64(build: Any) -> None:
     assert [message["role"] for message in chat] == ["system", "user", "assistant", "user", "assistant"]
     assert "[image/png 32x32 sha256:" in chat[1]["content"]
     assert "base64" not in repr(chat)
+
+
+def test_an_episode_names_the_adapter_that_was_served_when_it_began(build: Any) -> None:
+    generator: Any = None
+
+    def policy(_prompt: list[int], _max_tokens: int) -> tuple[list[int], str]:
+        generator.adapter_version = "4.0"
+        return [5], "stop"
+
+    generator = build(policy)
+    generator.adapter_version = "3.0"
+    rows = [{"turns": 2}, {"turns": 2}]
+    assert play(generator, rows)["adapter_versions"] == ["3.0", "3.0"]
+    assert play(generator, rows)["adapter_versions"] == ["4.0", "4.0"]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_an_environment_records_comes_with_the_batch(build: Any, monkeypatch: Any, lost: bool) -> None:
+    seen: list[Any] = []
+    generator = build()
+    generator._observe = lambda batch, output: seen.append((len(batch["prompts"]), output["records"]))
+    monkeypatch.setattr(ColourEnv, "record", lambda env: list(env.answers), raising=False)
+    fails = {"fails": {"step 2": KeyError("x")}} if lost else {}
+    output = play(generator, [fails, {"turns": 1}])
+    assert output["records"] == [["up", "up"] if lost else ["up"] * 3, ["up"]]
+    assert seen == [(2, output["records"])]
+
+
+def test_a_record_that_cannot_be_had_costs_nothing(build: Any, monkeypatch: Any) -> None:
+    assert play(build(), [{}])["records"] == [None], "it has no such method"
+    monkeypatch.setattr(ColourEnv, "record", lambda _env: {}["x"], raising=False)
+    output = play(build(), [{}])
+    assert (output["records"], output["masked_because"]) == ([None], [None])
 
 
 def test_a_template_that_drops_reasoning_is_refused(build: Any, tokenizer: Any, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ _compat.install()
 
 from skyrl_maze import preflight, tiny  # noqa: E402
 from skyrl_maze.config import MazeTrainConfig, build_config, needed_gpus, policy_ranks  # noqa: E402
-from skyrl_maze.errors import SetupError  # noqa: E402
+from skyrl_maze.errors import ConfigError, SetupError  # noqa: E402
 
 
 def _config(recipe: str, *overrides: str) -> MazeTrainConfig:
@@ -140,7 +140,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     cfg = _config("maze_cpu")
     episodes = tiny._random_episodes(cfg.environment.skyrl_gym.maze, [5], 12, tiny.WarmUp())
-    tiny.save_random_model(folder, [tiny._texts(next(episodes)) for _ in range(32)])
+    tiny.save_random_model(folder, [tiny.texts_of(next(episodes)) for _ in range(32)])
     return folder
 
 
@@ -214,3 +214,35 @@ def test_a_model_that_cannot_be_read_here_is_said_in_a_line(model: Path, tmp_pat
         f"whether the longest episode fits could not be checked: {folder} cannot be read here ("
     )
     assert "\n" not in line
+
+
+_LORA = "trainer.policy.model.lora"
+
+
+def _adapted(model: Path | str, *overrides: str) -> list[str]:
+    return preflight.check_adapter(_config("maze_cpu", f"trainer.policy.model.path={model}", *overrides))
+
+
+def test_an_adapter_of_the_language_layers_is_one(model: Path) -> None:
+    assert _adapted(model) == []
+    assert _adapted(model, f"{_LORA}.target_modules='.*language_model.*q_proj'") == []
+    assert _adapted(model, f"{_LORA}.rank=0", f"{_LORA}.target_modules=nothing") == []
+
+
+@pytest.mark.parametrize(
+    ("targets", "why"),
+    [
+        ("'.*(q_proj|attn.qkv)'", r"base_model\.model\.model\.visual\..*: belongs to the picture tower"),
+        ("q_project", "Target modules q_project not found"),
+    ],
+)
+def test_an_adapter_that_engines_would_ignore_is_refused(model: Path, targets: str, why: str) -> None:
+    settings = f"{_LORA}.target_modules={targets}", f"{_LORA}.exclude_modules=null"
+    with pytest.raises(ConfigError, match=rf"(?s)do not work for .*{why}") as caught:
+        _adapted(model, *settings)
+    assert len(str(caught.value).splitlines()) <= 7
+
+
+def test_a_model_that_cannot_be_read_leaves_the_adapter_unchecked(tmp_path: Path) -> None:
+    [warning] = _adapted(tmp_path / "nowhere")
+    assert warning.startswith("whether the engines know every LoRA module could not be checked: ")

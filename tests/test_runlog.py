@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from skyrl_maze.runlog import EVENTS_FILE, EventReader, RunLog, read_metrics
+from skyrl_maze.runlog import EVENTS_FILE, METRICS_FILE, EventReader, RunLog, metric_lines, read_metrics
 
 
 def test_a_reader_sees_each_event_once_and_only_those_after_it(tmp_path: Path) -> None:
@@ -40,6 +40,12 @@ def test_metrics_keep_finite_numbers_only(tmp_path: Path) -> None:
     log.metrics(3, {"loss": 0.5, "count": 2, "nan": float("nan"), "text": "x", "flag": True, "list": [1]})
     log.metrics(4, {"loss": float("inf")})
     assert read_metrics(tmp_path) == [{"step": 3, "loss": 0.5, "count": 2}, {"step": 4}]
+
+
+def test_lines_that_are_no_record_are_counted_and_left_out(tmp_path: Path) -> None:
+    (tmp_path / METRICS_FILE).write_bytes(b'{"step": 1}\n\n{"st\n[]\n{"step": 2}\n{"step": 3')
+    assert metric_lines(tmp_path) == ([{"step": 1}, {"step": 2}], 3)
+    assert read_metrics(tmp_path, skip=1) == [{"step": 2}]
 
 
 def test_every_record_is_one_line_of_json(tmp_path: Path) -> None:

@@ -37,12 +37,18 @@ def test_the_merged_adapter_equals_the_ranks_parameters(tmp_path: Path, world_si
     outcomes = share(tmp_path, world_size)
     version = versions.latest(tmp_path, "run", content=True)
     assert version is not None
-    assert outcomes[0] == {"ended": "shared", "loaded": [["policy", str(version.adapter)]]}
-    assert all(outcome == {"ended": "shared", "loaded": []} for outcome in outcomes[1:])
     merged = safetensors.torch.load_file(version.adapter / "adapter_model.safetensors")
+    largest = max(float(tensor.abs().max()) for name, tensor in merged.items() if "lora_B" in name)
+    assert outcomes[0] == {"ended": "shared", "loaded": [str(version.adapter)] * 2, "largest_b": largest}
+    others = {"ended": "shared", "loaded": [], "largest_b": None}
+    assert outcomes[1:] == [others] * (world_size - 1)
     whole = {name.replace(".default.", "."): t for name, t in torch.load(tmp_path / "whole.pt").items()}
     assert merged.keys() == whole.keys()
     assert all(torch.equal(merged[name], whole[name]) for name in whole)
+
+
+def test_the_ranks_know_that_nothing_is_learned_yet(tmp_path: Path) -> None:
+    assert share(tmp_path, 2, "nothing is learned yet")[0]["largest_b"] == 0
 
 
 def test_an_engine_that_fails_once_is_asked_again(tmp_path: Path) -> None:
@@ -54,7 +60,7 @@ def test_an_engine_that_fails_once_is_asked_again(tmp_path: Path) -> None:
     [
         ("a shard is there already", "rank 1"),
         ("the head is gone", "the head node is gone"),
-        ("an engine fails", "engine 2 did not answer"),
+        ("an engine fails", "1 of 2 engines failed 3 times to load 4.0"),
     ],
 )
 def test_what_fails_on_one_rank_ends_all_with_its_cause(tmp_path: Path, fault: str, said: str) -> None:

@@ -107,7 +107,7 @@ def test_one_cell_is_one_token_and_the_warmed_up_model_answers(cache: Path) -> N
 def test_only_the_answers_carry_a_label() -> None:
     episodes = tiny._random_episodes(CONFIG, [5], 4, SHORT)
     chats = [next(episodes) for _ in range(3)]
-    processor = tiny._processor([tiny._texts(chat) for chat in chats])
+    processor = tiny.make_processor([tiny.texts_of(chat) for chat in chats])
     batch = tiny._batch(processor, chats)
     for labels, chat in zip(batch["labels"], chats, strict=True):
         text = processor.tokenizer.decode(labels[labels >= 0])

@@ -12,14 +12,19 @@ from skyrl_maze import _compat
 
 _compat.install()
 
+from adapter_files import published  # noqa: E402
 from bare_trainer import FILTER, output_of, play, playing_trainer, trainer_of  # noqa: E402
+from fake_servers import BASE, FakeEngine, serving  # noqa: E402
 from skyrl.train import trainer as skyrl_trainer  # noqa: E402
 from skyrl.train.generators.utils import concatenate_generator_outputs  # noqa: E402
 from skyrl.train.utils.callbacks import CallbackInput, TrainingControl  # noqa: E402
 
 from skyrl_maze import worker  # noqa: E402
+from skyrl_maze.errors import AdapterError  # noqa: E402
+from skyrl_maze.narrator import ChatLogger, Narrator  # noqa: E402
 from skyrl_maze.runlog import EventReader, RunLog, read_metrics  # noqa: E402
-from skyrl_maze.trainer import ChatLogger, Narrator  # noqa: E402
+from skyrl_maze.serving import Served  # noqa: E402
+from skyrl_maze.sharing import Shared  # noqa: E402
 
 NO_FILTER = "trainer.algorithm.zero_variance_filter=false"
 FILTERED = "reward/num_zero_variance_filtered"
@@ -198,6 +203,7 @@ def test_the_workers_are_this_packages(monkeypatch):
         skyrl_trainer.RayPPOTrainer, "build_models", lambda _self, *classes: built.append(classes)
     )
     shared = []
+    monkeypatch.setattr("skyrl_maze.adapter_trainer.start_merger", lambda: None)
     monkeypatch.setattr(
         "skyrl_maze.trainer.MazeTrainer._share_through_folder", lambda _self: shared.append(True)
     )
@@ -227,6 +233,47 @@ def test_the_client_is_closed_in_the_loop_of_the_run_even_if_that_fails(monkeypa
     trainer = trainer_of()
     trainer.inference_engine_client = SimpleNamespace(teardown=teardown)
     assert [asyncio.run(run(trainer))] == loops
+
+
+# ---- the adapter that the engines serve -----------------------------------------------------------
+
+
+def prove(trainer, version, fault="", largest_b=1.0):
+    """The metrics of proving that an engine with this fault serves the version."""
+    engine = FakeEngine(fault)
+
+    async def run():
+        async with serving(engine) as urls:
+            engine.serves = version.adapter
+            trainer.inference_engine_client = SimpleNamespace(server_urls=urls, model_name=BASE)
+            shared = Shared(Served(engines=1, modules=4, proven=True, seconds=0.5), largest_b)
+            return await trainer._proof(version, shared)
+
+    return asyncio.run(run())
+
+
+def test_what_is_proven_is_a_metric_and_the_tag_of_every_episode(playing, tmp_path):
+    trainer = playing(0)
+    assert play(trainer, 1)[0]["adapter_versions"] == [None, None]
+    metrics = prove(trainer, published(tmp_path, 7))
+    assert (metrics["adapter/engines"], metrics["adapter/modules"], metrics["adapter/largest_b"]) == (
+        1,
+        4,
+        1.0,
+    )
+    assert metrics["adapter/probe_difference"] > 0
+    assert metrics["timing/adapter_load"] == 0.5
+    assert metrics["timing/adapter_probe"] > 0
+    outputs = [play(trainer, step)[0] for step in (2, 3)]
+    assert concatenate_generator_outputs(outputs)["adapter_versions"] == ["7.0"] * 4
+
+
+def test_a_version_that_is_not_proven_is_no_tag(playing, tmp_path):
+    trainer = playing(0)
+    prove(trainer, published(tmp_path, 7))
+    with pytest.raises(AdapterError, match="answers as the base model does"):
+        prove(trainer, published(tmp_path, 8), "answers as the base model")
+    assert trainer.generator.adapter_version == "7.0"
 
 
 # ---- what the trainer tells -----------------------------------------------------------------------
