@@ -57,7 +57,7 @@ def _cluster_gpus() -> int | None:
     """GPUs of the Ray cluster that this process would join; None if there is none."""
     import ray
 
-    _check_address(os.environ.get("RAY_ADDRESS", ""))
+    check_address(os.environ.get("RAY_ADDRESS", ""))
     try:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError:
@@ -68,7 +68,7 @@ def _cluster_gpus() -> int | None:
         ray.shutdown()
 
 
-def _check_address(address: str) -> None:
+def check_address(address: str) -> None:
     """Raise SetupError if a cluster is named that does not answer; Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():

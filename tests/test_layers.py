@@ -52,7 +52,10 @@ COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "demos_cli", "pl
 PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name not in ("_compat", "schooling")]
 
 # Test files about the whole, not about one module.
-TOPICS = {"layers", "packaging", "bootstrap", "rehearsal", "served", "docs", "benchmarks", "report_browser"}
+TOPICS = {
+    *("layers", "packaging", "bootstrap", "rehearsal", "served", "docs", "benchmarks", "report_browser"),
+    "hyperpod_job",
+}
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
 
 

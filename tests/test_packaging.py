@@ -88,7 +88,9 @@ def test_wheel_holds_exactly_what_git_has_of_the_packages(wheel: Path) -> None:
     assert {
         "skyrl_maze/py.typed",
         "skyrl_maze/recipes/maze_cpu.yaml",
-        "skyrl_maze/hyperpod/README.md",
+        "skyrl_maze/hyperpod/Dockerfile",
+        "skyrl_maze/hyperpod/train_job.sh",
+        "skyrl_maze/hyperpod/overlays/published/run.yaml",
     } <= packed
 
 

@@ -1,0 +1,148 @@
+"""Waits until a Ray cluster can run what a command line asks for: free GPUs, and files that all nodes see.
+
+The trainer itself would give up after some minutes, and fail late where a worker lacks the shared folder.
+"""
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from skyrl_maze.errors import SetupError, SkyRLMazeError
+
+if TYPE_CHECKING:
+    from skyrl_maze.config import MazeTrainConfig
+
+_POLL_S = 5.0
+_SAY_EVERY_S = 60.0
+_LOOK_LIMIT_S = 120
+
+
+def wait(cfg: "MazeTrainConfig", wait_s: float) -> None:
+    """Return when the cluster that this process belongs to has what the run needs.
+
+    Args:
+        cfg: a run on GPUs; one on the CPU starts a Ray of its own and needs none.
+        wait_s: how long to wait for the GPUs.
+
+    Raises:
+        SetupError: there is no cluster, too few GPUs became free in time, or a file is missing on a node.
+    """
+    import ray
+
+    from skyrl_maze.config import needed_gpus
+    from skyrl_maze.preflight import check_address
+
+    if cfg.run.device == "cpu":
+        return
+    check_address(os.environ.get("RAY_ADDRESS", ""))
+    try:
+        ray.init(address="auto", log_to_driver=False)
+    except ConnectionError:
+        raise SetupError(
+            "no Ray cluster runs here; submit this to one: ray job submit -- train_job.sh"
+        ) from None
+    try:
+        _wait_for_gpus(needed_gpus(cfg), wait_s, _gpus)
+        _see_on_every_node(Path(cfg.run.root), cfg.trainer.policy.model.path)
+    finally:
+        ray.shutdown()
+
+
+def _gpus() -> tuple[int, int]:
+    """GPUs of the cluster, and how many of them are free."""
+    import ray
+
+    there = ray.cluster_resources().get("GPU", 0)  # type: ignore[no-untyped-call]
+    free = ray.available_resources().get("GPU", 0)  # type: ignore[no-untyped-call]
+    return int(there), int(free)
+
+
+def _wait_for_gpus(
+    needed: int, wait_s: float, gpus: Callable[[], tuple[int, int]], poll_s: float = _POLL_S
+) -> None:
+    started_s = time.monotonic()
+    said_s = -_SAY_EVERY_S
+    while True:
+        there, free = gpus()
+        if free >= needed:
+            return
+        waited_s = time.monotonic() - started_s
+        state = f"{needed} GPU(s) are needed, the cluster has {there} and {free} are free"
+        if waited_s >= wait_s:
+            raise SetupError(
+                f"{state} after {waited_s:.0f} s; look for workers that are not Ready (kubectl get pods), "
+                "or stop the job that holds them (ray job list, ray job stop)"
+            )
+        if waited_s - said_s >= _SAY_EVERY_S:
+            print(f"waiting: {state}", flush=True)
+            said_s = waited_s
+        time.sleep(min(poll_s, wait_s - waited_s))
+
+
+def _see_on_every_node(root: Path, model: str) -> None:
+    """Raise SetupError naming the nodes that see no file written here now, or no model folder."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    root.mkdir(parents=True, exist_ok=True)
+    token = root / f".seen-{secrets.token_hex(8)}"
+    paths = [str(token), *([model] if Path(model).is_absolute() else [])]
+
+    def missing() -> list[str]:
+        return [path for path in paths if not Path(path).exists()]
+
+    look: Any = ray.remote(num_cpus=0, max_retries=0)(missing)
+    token.touch()
+    try:
+        nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        looks = [
+            look.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            ).remote()
+            for node in nodes
+        ]
+        found = ray.get(looks, timeout=_LOOK_LIMIT_S)
+    except ray.exceptions.RayError as error:
+        raise SetupError(f"a node did not answer within {_LOOK_LIMIT_S} s ({error}); try again") from error
+    finally:
+        token.unlink()
+    problems = [
+        f"\n  - {node['NodeManagerAddress']}: {path}"
+        for node, paths in zip(nodes, found, strict=True)
+        for path in paths
+    ]
+    if problems:
+        raise SetupError(
+            "these files are not there on these nodes; mount the shared folder on every pod, and see that "
+            f"MAZE_MODEL_REPO or trainer.policy.model.path names the model:{''.join(problems)}"
+        )
+
+
+def main(
+    settings: Annotated[list[str], typer.Argument(help="The trainer's: +recipe=NAME key=value ...")],
+    wait_s: Annotated[float, typer.Option(help="How long to wait for the GPUs.")] = 1800,
+) -> None:
+    """Wait until the Ray cluster here can run these settings.
+
+    Example: python -m skyrl_maze.hyperpod.ready --wait-s 600 -- +recipe=maze run.id=second
+    """
+    from skyrl_maze import _compat
+
+    _compat.install()
+    from skyrl_maze.config import build_config
+
+    try:
+        wait(build_config(settings), wait_s)
+    except SkyRLMazeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,419 @@
+"""The manifests are built by kubectl's kustomize and checked; then each check is shown to fail."""
+
+import copy
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from manifests import (
+    ACCESS,
+    GPU,
+    HYPERPOD,
+    OVERLAYS,
+    QUEUE,
+    ROOT,
+    Object,
+    build,
+    cluster_of,
+    container,
+    count,
+    environment,
+    groups_of,
+    instance,
+    pods_of,
+    problems,
+)
+
+import skyrl_maze
+
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+RUNS = ("governed", "governed-job", "one-node", "published", "published-job")
+built = functools.cache(build)
+DOCKERFILE = (HYPERPOD / "Dockerfile").read_text(encoding="utf-8")
+SETTINGS = "settings/settings.yaml"
+
+
+def run_of(overlay: str) -> Object:
+    """The one Ray resource of an overlay that trains."""
+    (thing,) = built(overlay)
+    return thing
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_nothing_is_wrong_with_the_overlay(overlay: str) -> None:
+    assert problems(built(overlay)) == []
+
+
+def test_there_is_an_overlay_for_each_case() -> None:
+    kinds = {overlay: [thing["kind"] for thing in built(overlay)] for overlay in OVERLAYS}
+    assert kinds == {
+        "access": ["ServiceAccount", "ServiceAccount", "Job", "NetworkPolicy"],
+        "governed": ["RayCluster"],
+        "governed-job": ["RayJob"],
+        "one-node": ["RayCluster"],
+        "published": ["RayCluster"],
+        "published-job": ["RayJob"],
+        "serving": ["RayService"],
+        "storage-existing": ["PersistentVolume", "PersistentVolumeClaim"],
+        "storage-new": ["StorageClass", "PersistentVolumeClaim"],
+    }
+
+
+def test_the_published_topology() -> None:
+    head, worker = groups_of(run_of("published"))
+    assert run_of("published")["metadata"]["name"] == "skyrl-visgym"
+    assert (instance(head), instance(worker)) == ("ml.r5d.16xlarge", "ml.g7e.12xlarge")
+    assert (worker["replicas"], count(worker, GPU)) == (3, 2)
+
+
+@pytest.mark.parametrize(("cluster", "job"), [("published", "published-job"), ("governed", "governed-job")])
+def test_a_job_brings_the_very_cluster(cluster: str, job: str) -> None:
+    made, brought = run_of(cluster), run_of(job)
+    assert brought["spec"]["rayClusterSpec"] == made["spec"]
+    assert brought["metadata"] == made["metadata"]
+
+
+@pytest.mark.parametrize("overlay", ["governed", "governed-job"])
+def test_a_governed_run_is_queued(overlay: str) -> None:
+    thing = run_of(overlay)
+    for labelled in (thing, *pods_of(thing)):
+        assert labelled["metadata"]["labels"][QUEUE] == "hyperpod-ns-maze-localqueue"
+    assert thing["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == "training-priority"
+
+
+@pytest.mark.parametrize("overlay", RUNS)
+def test_the_recipe_fits_the_cluster(overlay: str) -> None:
+    from skyrl_maze import _compat
+
+    _compat.install()
+    from skyrl_maze.config import build_config, needed_gpus
+
+    head, worker = groups_of(run_of(overlay))
+    said = environment(head)
+    root = f"/shared/runs/{said['MAZE_RUN_ID']}"
+    cfg = build_config(
+        [f"+recipe={said['MAZE_RECIPE']}", f"run.root={root}", *said["MAZE_OVERRIDES"].split()]
+    )
+    placement = cfg.trainer.placement
+    assert needed_gpus(cfg) == worker["replicas"] * count(worker, GPU)
+    assert placement.policy_num_nodes == worker["replicas"]
+    assert placement.policy_num_gpus_per_node == count(worker, GPU)
+    assert cfg.trainer.resume_mode == "latest"
+    for path in (cfg.trainer.ckpt_path, cfg.trainer.export_path, cfg.trainer.log_path):
+        assert path.startswith(f"{root}/")
+    assert cfg.trainer.policy.model.lora.lora_sync_path.startswith(root)
+    fetched = Path("/shared/models") / said["MAZE_MODEL_REPO"].rpartition("/")[2]
+    assert Path(cfg.trainer.policy.model.path) == fetched / said["MAZE_MODEL_FILES"].removesuffix("/*")
+
+
+@pytest.mark.parametrize("overlay", RUNS)
+def test_ray_is_the_one_of_the_image(overlay: str) -> None:
+    version = cluster_of(run_of(overlay))["rayVersion"]
+    assert version == importlib.metadata.version("ray")
+    assert f"\nray=={version} " in (ROOT / "requirements/gpu.txt").read_text()
+
+
+@pytest.mark.parametrize("overlay", RUNS)
+def test_the_image_is_this_version(overlay: str) -> None:
+    assert container(groups_of(run_of(overlay))[0])["image"].endswith(f"/skyrl-maze:{skyrl_maze.__version__}")
+
+
+@pytest.mark.parametrize("overlay", [*RUNS, "serving"])
+def test_the_policy_and_the_accounts_are_those_of_the_pods(overlay: str) -> None:
+    accounts = {t["metadata"]["name"] for t in built("access") if t["kind"] == "ServiceAccount"}
+    (policy,) = [thing for thing in built("access") if thing["kind"] == "NetworkPolicy"]
+    for pod in pods_of(built(overlay)[0]):
+        assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        assert pod["spec"]["serviceAccountName"] in accounts
+
+
+# --- One place to change a value ---
+
+
+def parameters() -> Iterator[tuple[str, str, str]]:
+    """File, key and an overlay that uses it, for each value that is there to be changed."""
+    uses = {"queue": "governed", "priority": "governed-job", "fsx-subnet": "storage-new"}
+    uses["fsx-security-group"] = "storage-new"
+    for file in (SETTINGS, "overlays/published/run.yaml", "overlays/serving/serving.yaml"):
+        for key in yaml.safe_load((HYPERPOD / file).read_text())["data"]:
+            default = "published-job" if file != "overlays/serving/serving.yaml" else "serving"
+            yield file, key, uses.get(key, "storage-existing" if key.startswith("fsx") else default)
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict | list):
+        for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(below, f"{path}.{key}")
+    else:
+        yield path, value
+
+
+def with_value(folder: Path, file: str, key: str, value: str) -> Path:
+    """A copy of hyperpod/ in which one parameter is another."""
+    copied = folder / "hyperpod"
+    shutil.copytree(HYPERPOD, copied)
+    settings = yaml.safe_load((copied / file).read_text())
+    settings["data"][key] = value
+    (copied / file).write_text(yaml.safe_dump(settings))
+    return copied
+
+
+@pytest.mark.parametrize(("file", "key", "overlay"), list(parameters()))
+def test_one_value_changes_every_place(file: str, key: str, overlay: str, tmp_path: Path) -> None:
+    old = yaml.safe_load((HYPERPOD / file).read_text())["data"][key]
+    new = "17" if old.isdecimal() else "other"
+    before = dict(leaves(built(overlay)))
+    after = dict(leaves(build(overlay, with_value(tmp_path, file, key, new))))
+    changed = {path for path in after if after[path] != before.get(path)}
+    assert changed
+    assert {str(after[path]) for path in changed} == {new}
+    assert {type(after[path]) for path in changed} == {type(before[path]) for path in changed}
+    if len(old) > 6:  # long enough to be no other value by chance
+        assert old not in after.values()
+
+
+def test_every_pod_of_a_run_gets_the_new_image(tmp_path: Path) -> None:
+    folder = with_value(tmp_path, SETTINGS, "image", "registry.example/maze:2")
+    for overlay in RUNS:
+        for pod in pods_of(build(overlay, folder)[0]):
+            assert [c["image"] for c in pod["spec"]["containers"]] == ["registry.example/maze:2"]
+
+
+# --- A wrong manifest is found ---
+
+Edit = Callable[[Object], Any]
+
+
+def head(thing: Object) -> Object:
+    return dict(cluster_of(thing)["headGroupSpec"])
+
+
+def worker(thing: Object) -> Object:
+    return dict(cluster_of(thing)["workerGroupSpecs"][0])
+
+
+def pod(group: Object) -> Object:
+    return dict(group["template"]["spec"])
+
+
+def first(group: Object) -> Object:
+    found: Object = group["template"]["spec"]["containers"][0]
+    return found
+
+
+def resources(group: Object, **values: Any) -> None:
+    for kind in ("limits", "requests"):
+        first(group)["resources"][kind].update(values)
+
+
+def without(entries: list[Object], name: str) -> None:
+    entries[:] = [entry for entry in entries if entry["name"] != name]
+
+
+def say(group: Object, name: str, value: str) -> None:
+    without(first(group)["env"], name)
+    first(group)["env"].append({"name": name, "value": value})
+
+
+MISTAKES: list[tuple[str, Edit, str]] = [
+    ("published", lambda c: head(c)["rayStartParams"].update({"num-gpus": 0}), "0 is not of type 'string'"),
+    ("published", lambda c: head(c)["rayStartParams"].update({"num-cpus": "0"}), "leave them to KubeRay"),
+    ("published", lambda c: head(c)["rayStartParams"].pop("dashboard-host"), "must be 0.0.0.0"),
+    ("published", lambda c: first(head(c)).update(imagePulPolicy="Always"), "imagePulPolicy"),
+    ("published", lambda c: c["spec"].update(rayVersion=2.57), "is not of type 'string'"),
+    ("published", lambda c: c["metadata"].update(name="Maze_1"), "at most 53 of a-z"),
+    ("published-job", lambda c: c["metadata"].update(name="m" * 48), "at most 47 of a-z"),
+    ("published", lambda c: c["metadata"].update(namespace="FILL"), "FILL was not filled"),
+    ("published", lambda c: cluster_of(c)["workerGroupSpecs"][0].pop("minReplicas"), "replicas, minReplicas"),
+    ("published", lambda c: cluster_of(c)["workerGroupSpecs"][0].update(maxReplicas=4), "replicas, minRepl"),
+    ("published", lambda c: c["spec"].update(enableInTreeAutoscaling=True), "autoscaling"),
+    ("published", lambda c: first(head(c))["ports"].pop(), "the head's ports"),
+    ("published", lambda c: first(head(c))["ports"][1].update(name="http"), "the head's ports"),
+    ("published", lambda c: first(worker(c))["ports"].clear(), "without its metrics port"),
+    ("published", lambda c: without(first(head(c))["env"], "NVIDIA_VISIBLE_DEVICES"), "NVIDIA_VISIBLE_DEV"),
+    ("published", lambda c: say(worker(c), "NVIDIA_VISIBLE_DEVICES", "void"), "NVIDIA_VISIBLE_DEVICES"),
+    ("published", lambda c: first(head(c))["resources"]["requests"].update(cpu=0), "the head needs CPUs"),
+    ("published", lambda c: resources(head(c), **{GPU: 1}), "the head needs CPUs, which"),
+    ("published", lambda c: resources(worker(c), **{GPU: 1}), "nvidia.com/gpu: 1, and ml.g7e.12xlarge has 2"),
+    ("published", lambda c: resources(worker(c), **{"vpc.amazonaws.com/efa": 2}), "efa: 2, must be 1"),
+    ("published", lambda c: first(worker(c))["resources"]["limits"].pop("vpc.amazonaws.com/efa"), "efa: 0"),
+    ("published", lambda c: first(worker(c))["resources"]["limits"].update(memory="430Gi"), "must be alike"),
+    ("published", lambda c: resources(worker(c), memory="500Gi"), "too much for the usable part"),
+    ("published", lambda c: first(head(c))["resources"]["requests"].update(cpu=63), "too much for the us"),
+    ("one-node", lambda c: first(head(c))["resources"]["requests"].update(cpu=48), "too much for the usable"),
+    ("published", lambda c: resources(head(c), memory="150Gi"), "more than half of the memory limit"),
+    (
+        "published",
+        lambda c: head(c)["rayStartParams"].update({"object-store-memory": "200000000000"}),
+        "larger than /dev/shm",
+    ),
+    ("published", lambda c: pod(worker(c))["nodeSelector"].popitem(), "no selector of healthy nodes"),
+    ("published", lambda c: pod(worker(c))["tolerations"].clear(), "no toleration"),
+    ("published", lambda c: worker(c)["template"]["spec"].update(terminationGracePeriodSeconds=30), "120"),
+    ("published", lambda c: worker(c)["template"]["spec"].update(restartPolicy="Always"), "must be Never"),
+    ("published", lambda c: worker(c)["template"]["spec"].pop("affinity"), "workers may share a node"),
+    ("published", lambda c: without(first(worker(c))["volumeMounts"], "shared"), "mount the same claim"),
+    (
+        "published",
+        lambda c: pod(worker(c))["volumes"][0]["persistentVolumeClaim"].update(claimName="mine"),
+        "mount the same claim",
+    ),
+    ("published", lambda c: without(first(worker(c))["volumeMounts"], "tmp"), "a read-only root needs /tmp"),
+    ("published", lambda c: without(first(worker(c))["env"], "HYPERPOD_JMA_HOST"), "HYPERPOD_JMA_HOST"),
+    ("published", lambda c: say(worker(c), "HF_HOME", "/tmp/hf"), "HF_HOME: must lie on /shared"),
+    ("published", lambda c: say(head(c), "HF_TOKEN", "x"), "mount a secret as a file"),
+    ("published", lambda c: without(first(head(c))["env"], "RAY_JOB_STOP_WAIT_TIME_S"), "killed before"),
+    ("published", lambda c: first(worker(c)).update(image="maze:2"), "different images"),
+    ("serving", lambda c: [first(g(c)).update(image="ray") for g in (head, worker)], "give a tag that stays"),
+    ("published", lambda c: pod(head(c))["securityContext"].update(runAsNonRoot=False), "runAsNonRoot"),
+    ("published", lambda c: pod(head(c))["securityContext"].update(seccompProfile={}), "seccompProfile"),
+    (
+        "published",
+        lambda c: first(head(c))["securityContext"]["capabilities"].update(drop=["NET_RAW"]),
+        "all capabilities must be dropped",
+    ),
+    ("published", lambda c: first(head(c))["securityContext"].pop("readOnlyRootFilesystem"), "readOnlyRoot"),
+    ("published", lambda c: head(c)["template"]["spec"].update(automountServiceAccountToken=True), "API"),
+    ("published", lambda c: c["metadata"]["annotations"].pop(f"{ACCESS}/enabled"), "must be the text true"),
+    ("published", lambda c: c["metadata"]["annotations"].update({f"{ACCESS}/access-strategy": "x"}), "'x'"),
+    ("governed", lambda c: c["metadata"]["labels"].pop(QUEUE), "on every pod template alike"),
+    ("governed", lambda c: worker(c)["template"]["metadata"]["labels"].pop(QUEUE), "on every pod template"),
+    ("governed-job", lambda c: c["spec"].update(shutdownAfterJobFinishes=False), "and by Kueue"),
+    ("published-job", lambda c: c["spec"].pop("backoffLimit"), "a try that fails is repeated"),
+    ("published-job", lambda c: c["spec"].update(submissionMode="K8sJobMode"), "is not tried again"),
+    ("published-job", lambda c: c["spec"].update(submitterConfig={"backoffLimit": 1}), "refused in Sidecar"),
+    ("published-job", lambda c: c["spec"].update(runtimeEnvYAML="env_vars: {NCCL_DEBUG: INFO}"), "env_vars"),
+    ("published-job", lambda c: c["spec"].update(backoffLimit="3"), "'3' is not of type 'integer'"),
+    ("storage-existing", lambda v: v["spec"].update(accessModes=["ReadWriteOnce"]), "be ReadWriteMany"),
+    ("storage-existing", lambda v: v["spec"].update(mountOptions=["localflock"]), "must be [flock]"),
+    ("storage-existing", lambda v: v["spec"].update(persistentVolumeReclaimPolicy="Delete"), "be Retain"),
+    ("storage-new", lambda s: s.pop("reclaimPolicy"), "must be Retain"),
+    ("storage-new", lambda s: s["parameters"].update(perUnitStorageThroughput=250), "250 is not of type"),
+]
+
+
+@pytest.mark.parametrize(("overlay", "edit", "said"), MISTAKES)
+def test_a_mistake_is_found(overlay: str, edit: Edit, said: str) -> None:
+    things = copy.deepcopy(built(overlay))
+    edit(things[0])
+    assert any(said in problem for problem in problems(things)), problems(things)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {},
+        {"from": [{"namespaceSelector": {}}]},
+        {"from": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
+    ],
+)
+def test_a_door_left_open_is_found(rule: Object) -> None:
+    things = copy.deepcopy(built("access"))
+    things[-1]["spec"]["ingress"].append(rule)
+    assert any("ingress: " in problem for problem in problems(things))
+
+
+# --- The image and the script ---
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE, flags=re.MULTILINE).replace("\\\n", " ")
+    lines = [line.partition(" ") for line in text.splitlines() if line.strip()]
+    return [(name, " ".join(rest.split())) for name, _, rest in lines]
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    command = [str(SCRIPTS / "hadolint"), "--failure-threshold", "style", str(HYPERPOD / "Dockerfile")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_image_has_a_pinned_base_and_no_root() -> None:
+    found = instructions()
+    (base,) = [rest for name, rest in found if name == "FROM"]
+    assert re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+-devel-ubuntu24\.04", base)
+    user = [rest for name, rest in found if name == "USER"][-1]
+    context = pods_of(run_of("published"))[0]["spec"]["securityContext"]
+    assert user == f"{context['runAsUser']}:{context['runAsGroup']}"
+
+
+def test_the_image_holds_what_kuberay_and_the_manifests_call() -> None:
+    steps = " ".join(rest for name, rest in instructions() if name == "RUN")
+    assert " wget " in steps
+    assert "--no-deps --require-hashes --requirement /tmp/gpu.txt" in steps
+    assert f"/usr/local/bin/{run_of('published-job')['spec']['entrypoint']} " in steps
+    variables = " ".join(rest for name, rest in instructions() if name == "ENV")
+    assert variables.startswith("PATH=/opt/venv/bin:$PATH ")
+    assert "NVIDIA_VISIBLE_DEVICES=void" in variables.split()  # for the submitter, which gets no environment
+    home = re.search(r"useradd --uid (\d+) .* (\w+)$", steps)
+    assert home
+    mounts = container(groups_of(run_of("published"))[0])["volumeMounts"]
+    assert f"/home/{home[2]}" in {mount["mountPath"] for mount in mounts}
+
+
+def test_no_secret_is_built_in() -> None:
+    settings = [rest for name, rest in instructions() if name in {"ENV", "ARG"}]
+    assert not [rest for rest in settings if re.search("TOKEN|SECRET|PASSWORD", rest)]
+
+
+def test_what_the_build_needs_is_in_its_context() -> None:
+    listed = (ROOT / ".dockerignore").read_text(encoding="utf-8").split("\n")
+    allowed = {line[1:] for line in listed if line.startswith("!")}
+    assert "*" in listed
+    single = ["pyproject.toml", "README.md", "LICENSE", "requirements/gpu.txt"]
+    packages = {name.partition("/")[0] for name in ("skyrl_maze/", "entrypoints/", "recipes/", "hyperpod/")}
+    assert allowed == {*single, *packages}
+    assert all((ROOT / name).exists() for name in allowed)
+
+
+def test_shellcheck_finds_nothing_in_the_script() -> None:
+    command = [str(SCRIPTS / "shellcheck"), "--severity=style", str(HYPERPOD / "train_job.sh")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_script_reads_what_the_manifest_says() -> None:
+    script = (HYPERPOD / "train_job.sh").read_text(encoding="utf-8")
+    said = {name for name in environment(groups_of(run_of("published"))[0]) if name.startswith("MAZE_")}
+    read = set(re.findall(r"\$\{(MAZE_\w+)", script))
+    assert said <= read
+    assert read - said == {"MAZE_SHARED", "MAZE_WAIT_S"}
+
+
+def test_the_schemas_come_with_their_licence() -> None:
+    assert "Apache License 2.0" in (ROOT / "tests/kuberay/NOTICE").read_text(encoding="utf-8")
+
+
+# --- The dashboard ---
+
+
+def known_metrics() -> set[str]:
+    """Metrics that Ray's own panels and SkyRL's reader of the engines' metrics name."""
+    spec = importlib.util.find_spec("ray")
+    assert spec is not None
+    assert spec.origin is not None
+    ray = Path(spec.origin).parent / "dashboard/modules/metrics/dashboards/default_dashboard_panels.py"
+    scraper = importlib.metadata.distribution("skyrl").locate_file(
+        "skyrl/train/utils/vllm_metrics_scraper.py"
+    )
+    return set(re.findall(r"\bray_[a-z_]+", ray.read_text() + Path(str(scraper)).read_text()))
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    panels = json.loads((HYPERPOD / "dashboard.json").read_text())["panels"]
+    asked = {
+        name for panel in panels for t in panel["targets"] for name in re.findall(r"\bray_\w+", t["expr"])
+    }
+    assert len(asked) > 10
+    label = "ray_io_cluster"  # set by the observability add-on
+    assert asked - {label} <= known_metrics() - {label}
