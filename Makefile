@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup rehearse test test-fast browser lint lock bench clean
+.PHONY: help setup rehearse mini test test-fast browser lint lock bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -17,6 +17,10 @@ setup:  ## make .venv: CPU engine, test tools and this package, as locked (7 GB;
 
 rehearse: setup  ## train a tiny model with the whole stack on the CPU, in minutes
 	.venv/bin/skyrl.entrypoints.main_base +recipe=maze_cpu $(ARGS)
+
+mini: setup  ## the published curve in miniature on the CPU, and its page (under an hour)
+	.venv/bin/skyrl.entrypoints.main_base +recipe=maze_mini $(ARGS)
+	.venv/bin/skyrl-maze report runs/maze-mini --out runs/maze-mini/report.html --force
 
 test: setup  ## the whole test suite, the rehearsal included
 	$(PYTHON) -m pytest $(ARGS)
