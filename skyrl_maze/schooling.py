@@ -53,7 +53,7 @@ class Schooling:
     tower: Phase = Phase(2000, 64, 2e-3)
     speaking: Phase = Phase(200, 8, 2e-3)
     reading: Phase = Phase(600, 8, 2.5e-4, decay=False)
-    target: tuple[float, float] = (0.40, 0.55)
+    target: tuple[float, float] = (0.36, 0.46)
     check_every: int = 2
 
 
