@@ -5,6 +5,7 @@ and the LoRA matrices, as DTensors, are the real ones; the base stays on the met
 """
 
 import asyncio
+import contextlib
 import warnings
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -142,7 +143,8 @@ class Rank:
         model_config = ModelConfig(lora=SkyRLLoraConfig(rank=sizes.lora_rank))
         strategy = FSDPStrategy(FSDPConfig(), OptimizerConfig(), model_config)
         strategy.setup_distributed()
-        strategy.save_checkpoint(model, str(folder), node_local_rank=self._rank, optimizer=optimizer)
+        with contextlib.redirect_stdout(None):
+            strategy.save_checkpoint(model, str(folder), node_local_rank=self._rank, optimizer=optimizer)
         return {"base_parameters": base, "lora_parameters": lora}
 
 

@@ -21,6 +21,7 @@ ELSEWHERE = {
     "make rehearse": "test_rehearsal.py",
     "make test": "the run that this test is part of",
     "python benchmarks/generator.py --turns 20": "test_benchmarks.py",
+    "python benchmarks/lora.py": "test_benchmarks.py",
     MAIN: "test_launch.py",
     f"uv run --with skyrl_maze {MAIN}": "test_packaging.py",
     f"python -m skyrl.train.entrypoints.main_base {OVERRIDE}": "test_launch.py",

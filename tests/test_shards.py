@@ -228,7 +228,7 @@ def test_other_content_is_refused(tmp_path, text, message):
         ({"file": "../rank-00000.safetensors"}, "file='../rank-00000.safetensors': must be 'rank-00000"),
         ({"file": "/etc/passwd"}, "file='/etc/passwd': must be"),
         ({"bytes": 5}, "bytes=5: must be a whole number from"),
-        ({"sha256": "A" * 64}, "sha256=.*must be 64 hexadecimal digits"),
+        ({"blake3": "A" * 64}, "blake3=.*must be 64 hexadecimal digits"),
         ({"tensors": {}}, "tensors={}: must be a list"),
         ({"tensors": [1]}, "must be an object with exactly the keys name"),
         ({"more": 1}, "must be an object with exactly the keys schema"),
