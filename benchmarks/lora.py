@@ -215,18 +215,18 @@ def stock_checkpoint_bytes(base_parameters: int, lora_parameters: int) -> int:
 def measure_checkpoints(bench: Bench, scaled: Sizes, published_bytes: int, folder: Path) -> dict[str, Any]:
     """This package's checkpoint, and SkyRL's: measured on a scaled-down model, computed for the large one."""
     bench.on_all("checkpoint", folder / "checkpoint")
-    state_bytes = bytes_of(folder / "checkpoint")
     counts = bench.on_all("checkpoint_as_skyrl", folder / "stock-checkpoint", scaled)[0]
-    ours = state_bytes + published_bytes
+    ours = bytes_of(folder / "checkpoint")
     stock = stock_checkpoint_bytes(bench.base_parameters, bench.lora_parameters)
     return {
-        "checkpoint_state_bytes": state_bytes,
         "checkpoint_bytes": ours,
         "stock_checkpoint_bytes_computed_from_shapes": stock,
         "stock_scaled_down_bytes_measured": bytes_of(folder / "stock-checkpoint"),
         "stock_scaled_down_bytes_computed": stock_checkpoint_bytes(**counts),
         "checkpoint_bytes_ratio_stock_to_ours": stock / ours,
-        "checkpoint_state_bytes_ratio_stock_to_ours": stock / state_bytes,
+        # SkyRL's holds the adapter for engines too; here it is published beside the checkpoint.
+        "checkpoint_and_published_bytes": ours + published_bytes,
+        "checkpoint_and_published_bytes_ratio_stock_to_ours": stock / (ours + published_bytes),
     }
 
 
@@ -317,14 +317,14 @@ def comparison(figures: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
         ("memory of the merge", mb("peak_memory_bytes"), "merged adapter", mb("adapter_bytes")),
         ("bytes written", mb("bytes_written"), "SkyRL", mb("stock_bytes_written")),
         ("checkpoint, measured", mb("checkpoint_bytes"), "SkyRL, computed from shapes", mb(stock)),
-        ("  without the merged adapter", mb("checkpoint_state_bytes"), "", mb(stock)),
+        ("  and the published adapter", mb("checkpoint_and_published_bytes"), "the same", mb(stock)),
         ("SkyRL's, scaled down: computed", mb(f"{small}_computed"), "measured", mb(f"{small}_measured")),
     ]
     ratios = [
         *map(ratio, ("seconds_ratio_to_copy", "stock_seconds_ratio_to_ours", "peak_memory_ratio_to_adapter")),
         f"{bytes_ratio:.2f}",
         ratio("checkpoint_bytes_ratio_stock_to_ours"),
-        ratio("checkpoint_state_bytes_ratio_stock_to_ours"),
+        ratio("checkpoint_and_published_bytes_ratio_stock_to_ours"),
         f"{check:.4f}",
     ]
     return [(*row, value) for row, value in zip(rows, ratios, strict=True)]

@@ -26,6 +26,7 @@ from lora_setup import Sizes, answer_calls  # noqa: E402
 from skyrl.backends.skyrl_train.distributed.fsdp_strategy import FSDPStrategy  # noqa: E402
 from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPPolicyWorkerBase  # noqa: E402
 from skyrl.train.config import FSDPConfig, ModelConfig, OptimizerConfig, SkyRLLoraConfig  # noqa: E402
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # noqa: E402
@@ -125,10 +126,14 @@ class Rank:
         asyncio.run(saving)
 
     def checkpoint(self, folder: Path) -> None:
-        """This package: the LoRA matrices and Adam's two moments of each, float32, from all ranks."""
-        lora = {name: p for name, p in self._model.state_dict().items() if "lora_" in name}
-        parts = ("parameter", "exp_avg", "exp_avg_sq")
-        dcp.save(dict.fromkeys(parts, lora), checkpoint_id=folder)
+        """This package: the LoRA matrices and Adam's two moments of each, float32, each rank its own rows."""
+        lora = {name: p.detach() for name, p in self._model.named_parameters() if "lora_" in name}
+        state = {
+            f"{part}.{name}": tensor.clone()  # stands in for the moments, which are as large
+            for part in ("parameter", "exp_avg", "exp_avg_sq")
+            for name, tensor in lora.items()
+        }
+        dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
     def checkpoint_as_skyrl(self, folder: Path, sizes: Sizes) -> dict[str, int]:
         """SkyRL's strategy: save a scaled-down model after one step of its optimizer; returns its counts."""

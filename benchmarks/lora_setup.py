@@ -50,7 +50,7 @@ class Process:
         self._connection.send((method, arguments))
 
     def answer(self) -> Any:
-        """What the method returned; raises what it raised, or SystemExit if the process does not answer."""
+        """What the method returned; raises RuntimeError if it failed, SystemExit if the process is gone."""
         if not self._connection.poll(ANSWER_LIMIT_S):
             raise SystemExit(f"error: {self._process.name} did not answer within {ANSWER_LIMIT_S} s")
         try:
@@ -84,6 +84,8 @@ def answer_calls(target: object, connection: multiprocessing.connection.Connecti
             answer = getattr(target, method)(*arguments)
         except Exception as error:
             traceback.print_exc()
-            answer = error
+            answer = RuntimeError(
+                f"{type(error).__name__} in {method}: {error}"[:1000]
+            )  # this one can be sent
         with contextlib.suppress(ConnectionError):  # the other end may have given up
             connection.send(answer)
