@@ -7,7 +7,7 @@ rank writes its own, without talking to the others; `merge` proves that they fit
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,7 +198,8 @@ def _check_writable(manifest: ShardManifest) -> None:
 
 
 def _record(manifest: ShardManifest) -> dict[str, Any]:
-    return {"schema": SCHEMA, **asdict(manifest)}
+    tensors = [vars(tensor) for tensor in manifest.tensors]  # asdict would copy each of a thousand
+    return {"schema": SCHEMA, **vars(manifest), "tensors": tensors}
 
 
 def read_manifest(path: Path) -> ShardManifest:
