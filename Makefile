@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup rehearse mini test test-fast browser lint lock bench clean
+.PHONY: help setup rehearse mini test test-fast browser lint lock bench bench-lora clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -43,6 +43,9 @@ lock:  ## remake requirements/ from pyproject.toml (ARGS=--upgrade: the newest o
 
 bench: setup  ## CPU time of one turn of a maze episode
 	$(PYTHON) benchmarks/environment.py $(ARGS)
+
+bench-lora: setup  ## the adapter's way to engines and disk, beside a plain copy and SkyRL's own
+	$(PYTHON) benchmarks/lora.py $(ARGS)
 
 clean:  ## remove .venv, caches and builds; runs/ stays
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from skyrl_maze.errors import AdapterError, SetupError
 
@@ -40,17 +40,25 @@ class FileRecord:
     sha256: str
 
 
-class Checksum:
-    """A SHA-256 that is computed by another thread, while this one reads or writes the same bytes."""
+class Digest(Protocol):
+    """What hashlib and blake3 give."""
 
-    def __init__(self, pool: Executor) -> None:
-        self._pool, self._sha256 = pool, hashlib.sha256()
-        self._pending: Future[None] | None = None
+    def update(self, data: memoryview, /) -> object: ...
+
+    def hexdigest(self) -> str: ...
+
+
+class Checksum:
+    """A checksum that is computed by another thread, while this one goes on."""
+
+    def __init__(self, digest: Digest, pool: Executor) -> None:
+        self._digest, self._pool = digest, pool
+        self._pending: Future[object] | None = None
 
     def update(self, data: memoryview) -> None:
         """Add `data`, which must stay as it is until `wait`, or the next call, returns."""
         self.wait()
-        self._pending = self._pool.submit(self._sha256.update, data)
+        self._pending = self._pool.submit(self._digest.update, data)
 
     def wait(self) -> None:
         """Return when all that was added is taken in."""
@@ -60,15 +68,17 @@ class Checksum:
     def hexdigest(self) -> str:
         """The checksum of all that was added."""
         self.wait()
-        return self._sha256.hexdigest()
+        return self._digest.hexdigest()
 
 
 class HashedFile:
     """A file that is written once, front to back, and knows its size and checksum."""
 
-    def __init__(self, handle: int, pool: Executor) -> None:
-        self._handle, self._checksum, self.bytes = handle, Checksum(pool), 0
-        self._buffer, self._filled = memoryview(bytearray(CHUNK_BYTES)), 0
+    def __init__(self, handle: int, checksum: Checksum) -> None:
+        self._handle, self._checksum, self.bytes = handle, checksum, 0
+        # While one is filled, the checksum of the other may still be computed.
+        self._buffer, self._other = (memoryview(bytearray(CHUNK_BYTES)) for _ in range(2))
+        self._filled = 0
 
     def write(self, data: bytes | memoryview) -> None:
         """Append `data`; small pieces are gathered first."""
@@ -77,6 +87,7 @@ class HashedFile:
         if len(rest) >= CHUNK_BYTES:
             self.flush()
             self._put(rest)
+            self._checksum.wait()
             return
         while rest:
             count = min(len(rest), CHUNK_BYTES - self._filled)
@@ -89,22 +100,28 @@ class HashedFile:
     def flush(self) -> None:
         """Hand what was gathered to the system."""
         self._put(self._buffer[: self._filled])
-        self._filled = 0
+        self._buffer, self._other, self._filled = self._other, self._buffer, 0
 
     def _put(self, data: memoryview) -> None:
         self._checksum.update(data)
         while data:
             data = data[os.write(self._handle, data) :]
-        self._checksum.wait()
+
+    def hexdigest(self) -> str:
+        """The checksum of all that was written so far."""
+        return self._checksum.hexdigest()
 
     def record(self, path: str) -> FileRecord:
-        """The record of all that was written so far."""
-        return FileRecord(path, self.bytes, self._checksum.hexdigest())
+        """The record of all that was written so far, where the checksum is a SHA-256."""
+        return FileRecord(path, self.bytes, self.hexdigest())
 
 
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[HashedFile]:
+def new_file(path: Path, digest: Digest | None = None) -> Iterator[HashedFile]:
     """A file that gets its name when it is whole and on disk; on any error nothing is left of it.
+
+    Args:
+        digest: computes its checksum; a SHA-256 unless given.
 
     Raises:
         AdapterError: something has that name already.
@@ -114,7 +131,7 @@ def new_file(path: Path) -> Iterator[HashedFile]:
     try:
         with os.fdopen(handle, "wb", buffering=0), ThreadPoolExecutor(1) as pool:
             os.fchmod(handle, 0o644)
-            file = HashedFile(handle, pool)
+            file = HashedFile(handle, Checksum(digest or hashlib.sha256(), pool))
             yield file
             file.flush()
             os.fsync(handle)

@@ -8,18 +8,17 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 
 from skyrl_maze.adapter import CONFIG_FILE, WEIGHTS_FILE, adapter_problems
 from skyrl_maze.durable import (
     CHUNK_BYTES,
-    Checksum,
     FileRecord,
     HashedFile,
     explained,
@@ -169,10 +168,10 @@ def _merged(held: list[tuple[int, ShardTensor]]) -> MergedTensor:
 class _ShardReader:
     """Reads a shard front to back; what it read is trusted only after `finish`."""
 
-    def __init__(self, folder: Path, manifest: ShardManifest, pool: Executor) -> None:
+    def __init__(self, folder: Path, manifest: ShardManifest) -> None:
         self._path, self._manifest = folder / manifest.file, manifest
         self._file = open_regular(folder, manifest.file)
-        self._checksum = Checksum(pool)
+        self._checksum = blake3()
         self._buffer, self._ready = memoryview(bytearray(CHUNK_BYTES)), memoryview(b"")
 
     def __enter__(self) -> "_ShardReader":
@@ -203,7 +202,6 @@ class _ShardReader:
             yield chunk
 
     def _read_on(self) -> int:
-        self._checksum.wait()
         got = self._file.readinto(self._buffer)
         self._ready = self._buffer[:got]
         self._checksum.update(self._ready)
@@ -211,7 +209,7 @@ class _ShardReader:
 
     def finish(self) -> None:
         """Check that all was read and what was read is what the rank wrote."""
-        if self._ready or self._read_on() or self._checksum.hexdigest() != self._manifest.sha256:
+        if self._ready or self._read_on() or self._checksum.hexdigest() != self._manifest.blake3:
             raise self._damaged("its checksum is not that of its manifest")
 
     def _damaged(self, why: str) -> AdapterError:
@@ -244,8 +242,7 @@ def apply_merge(
     needed = plan.bytes + len(config)
     with contextlib.ExitStack() as stack, explained("merge shards", out_folder, needed):
         require_space(out_folder, needed)
-        pool = stack.enter_context(ThreadPoolExecutor(2))
-        readers = [stack.enter_context(_ShardReader(shards_folder, m, pool)) for m in plan.manifests]
+        readers = [stack.enter_context(_ShardReader(shards_folder, m)) for m in plan.manifests]
         for reader in readers:
             reader.check_start()
         with new_file(out_folder / WEIGHTS_FILE) as weights:

@@ -1,6 +1,7 @@
 """The benchmarks run, and say what the documentation quotes of them."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -34,3 +35,29 @@ def test_rollouts_send_a_fraction_of_what_skyrls_own_send(tmp_path: Path) -> Non
     assert ours["seconds"] > 0
     for turns, growth in measured["growth"].items():
         assert growth["preprocessings"] == int(turns)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_the_adapters_way_is_measured_beside_a_copy_and_skyrls_own(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, "benchmarks/lora.py", "--small", "--repeats", "2", "--json", str(figures)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=480)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "28 matrices of 16,384 parameters in all, 6 ranks" in done.stdout
+    measured = json.loads(figures.read_text(encoding="utf-8"))
+    parameters = sum(map(math.prod, measured["lora_shapes"].values()))
+    assert measured["lora_matrices"] == 2 * 7 * 2
+    assert measured["lora_parameters"] == parameters
+    assert 2 * parameters < measured["adapter_bytes"] < 4 * parameters, "bfloat16, with the names"
+    assert measured["bytes_written"] > 2 * measured["adapter_bytes"], "shards, and the merged file"
+    assert measured["stock_bytes_written"] > 4 * parameters, "float32"
+    assert len(measured["repeats"]) == 2
+    assert all(value > 0 for repeat in measured["repeats"] for value in repeat.values())
+    assert measured["checkpoint_bytes"] > 3 * 4 * parameters, "the matrices, and two moments of each"
+    # What is computed for the large model holds no more than what SkyRL really writes.
+    computed, written = (
+        measured["stock_scaled_down_bytes_computed"],
+        measured["stock_scaled_down_bytes_measured"],
+    )
+    assert computed < written < 1.5 * computed

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "skyrl-maze report runs/maze-cpu runs/mine --out both.html": "test_report_cli.py",
     "python benchmarks/generator.py --turns 20": "test_benchmarks.py",
     "kubectl kustomize hyperpod/overlays/published": "test_hyperpod.py",
+    "python benchmarks/lora.py": "test_benchmarks.py",
     MAIN: "test_launch.py",
     f"uv run --with skyrl_maze {MAIN}": "test_packaging.py",
     f"python -m skyrl.train.entrypoints.main_base {OVERRIDE}": "test_launch.py",

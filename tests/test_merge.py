@@ -280,7 +280,7 @@ def test_a_shard_that_shrinks_while_it_is_read_is_seen(written, tmp_path, monkey
     shards_size = path.stat()
     path.write_bytes(path.read_bytes()[:-8])
     held = shards.read_manifests(written)
-    with merge.ThreadPoolExecutor(1) as pool, merge._ShardReader(written, held[2], pool) as reader:
+    with merge._ShardReader(written, held[2]) as reader:
         reader.check_start()
         with pytest.raises(AdapterError, match="it ends too early"):
             list(reader.chunks(held[2].bytes))

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from dataclasses import asdict
 
 import adapter_files
@@ -102,6 +103,31 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
     with pytest.raises(AdapterError, match="never overwritten"):
         write()
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("file", "mine")]
+
+
+class LateDigest:
+    """Looks at what it is given a while after it was given."""
+
+    def __init__(self):
+        self.taken = b""
+
+    def update(self, data):
+        time.sleep(0.002)
+        self.taken += bytes(data)
+
+    def hexdigest(self):
+        return self.taken.hex()
+
+
+@pytest.mark.parametrize("piece", [1, 3, 16, 50])
+def test_a_checksum_that_lags_behind_sees_what_was_written(tmp_path, monkeypatch, piece):
+    monkeypatch.setattr(durable, "CHUNK_BYTES", 16)
+    content = bytes(range(200))
+    with durable.new_file(tmp_path / "file", LateDigest()) as file:
+        for start in range(0, len(content), piece):
+            file.write(content[start : start + piece])
+    assert (tmp_path / "file").read_bytes() == content
+    assert file.hexdigest() == content.hex()
 
 
 def test_without_hard_links_files_are_renamed(tmp_path, monkeypatch):
@@ -228,7 +254,7 @@ def test_other_content_is_refused(tmp_path, text, message):
         ({"file": "../rank-00000.safetensors"}, "file='../rank-00000.safetensors': must be 'rank-00000"),
         ({"file": "/etc/passwd"}, "file='/etc/passwd': must be"),
         ({"bytes": 5}, "bytes=5: must be a whole number from"),
-        ({"sha256": "A" * 64}, "sha256=.*must be 64 hexadecimal digits"),
+        ({"blake3": "A" * 64}, "blake3=.*must be 64 hexadecimal digits"),
         ({"tensors": {}}, "tensors={}: must be a list"),
         ({"tensors": [1]}, "must be an object with exactly the keys name"),
         ({"more": 1}, "must be an object with exactly the keys schema"),
