@@ -44,9 +44,8 @@ from skyrl_maze.pictures import PLACE, Message
 from skyrl_maze.player import PlayedEpisode, Player, new_env
 from skyrl_maze.threads import CallThreads
 from skyrl_maze.trajectory import RULES, Picture, Trajectory, broken_rules
-from skyrl_maze.vision import context_window, model_config, vision_tokens, vocabulary_size
+from skyrl_maze.vision import BANNED_BIAS, context_window, model_config, vision_tokens, vocabulary_size
 
-_BANNED_BIAS = -100.0
 # The batch that runs in this context; the episodes of one `generate` share it.
 _BATCH: contextvars.ContextVar["_Batch"] = contextvars.ContextVar("batch")
 
@@ -231,7 +230,7 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
         params = dict(asdict(self.generator_cfg.sampling_params) if given is None else given)
         params.pop("max_generate_length", None)
         params["max_tokens"] = params.get("max_tokens") or max_tokens
-        ban = {str(token): _BANNED_BIAS for token in sorted(self._banned_ids)}
+        ban = {str(token): BANNED_BIAS for token in sorted(self._banned_ids)}
         if ban:
             params["logit_bias"] = {**(params.get("logit_bias") or {}), **ban}
         return params

@@ -20,6 +20,8 @@ from skyrl_maze.trajectory import Picture
 # Names under which Hugging Face configs and tokenizers keep such ids; `_index` is the older ending.
 _CONFIG_FIELD = re.compile(r"(image|video|vision|media|boi|eoi)_(\w+_)?token_(id|index)")
 _TOKEN_NAME = re.compile(r"<\|(image|video|vision)_\w+\|>")
+BANNED_BIAS = -100.0
+"""Added to the logits of banned ids, by the engine when it samples and by the trainer when it looks back."""
 _TOKEN_ATTRIBUTES = ("image_token", "video_token", "boi_token", "eoi_token")
 
 

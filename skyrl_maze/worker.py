@@ -9,13 +9,34 @@ from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import ray  # noqa: E402
+import torch  # noqa: E402
 from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import (  # noqa: E402
     FSDPPolicyWorkerBase,
     FSDPRefWorkerBase,
 )
+from transformers import AutoTokenizer  # noqa: E402
 
 from skyrl_maze import training_state  # noqa: E402
 from skyrl_maze.sharing import Share, Shared, share_adapter, write_shards  # noqa: E402
+from skyrl_maze.vision import BANNED_BIAS, model_config, vision_tokens  # noqa: E402
+
+
+def ban_vision_tokens(model: Any, model_path: str) -> None:
+    """Give the tokens that stand for pictures the logits that they have at the engine, in place.
+
+    There they cannot be sampled, so no gradient would ever take back what probability drifts to them, and the
+    policy that learns would become another than the one that acts.
+    """
+    config, tokenizer = model_config(model_path), AutoTokenizer.from_pretrained(model_path)
+    head = model.get_output_embeddings()
+    banned = vision_tokens(tokenizer, config).banned_ids & frozenset(range(head.weight.shape[0]))
+    ids = torch.tensor(sorted(banned))
+
+    def lower(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+        logits[..., ids.to(logits.device)] += BANNED_BIAS
+        return logits
+
+    head.register_forward_hook(lower)
 
 
 class MazePolicyWorker(FSDPPolicyWorkerBase):
@@ -23,6 +44,10 @@ class MazePolicyWorker(FSDPPolicyWorkerBase):
 
     _share: Share | None = None
     _shared: Shared | None = None
+
+    def init_model(self, model_path: str, num_training_steps: int | None = None) -> None:
+        super().init_model(model_path, num_training_steps)
+        ban_vision_tokens(self.model.model, model_path)
 
     def next_share(self, share: Share) -> None:
         """The version that the next synchronisation of weights makes."""
@@ -85,6 +110,10 @@ class MazePolicyWorker(FSDPPolicyWorkerBase):
 
 class MazeRefWorker(FSDPRefWorkerBase):
     """One FSDP rank of the reference model, in a process where the workarounds are in place."""
+
+    def init_model(self, model_path: str) -> None:
+        super().init_model(model_path)
+        ban_vision_tokens(self.model.model, model_path)
 
 
 PolicyWorker = ray.remote(num_gpus=1)(MazePolicyWorker)

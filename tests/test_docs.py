@@ -20,6 +20,7 @@ EXTRA = "uv pip install --override override.txt 'skyrl_maze[cpu]'"
 EASY = "--mazes visgym-easy-64 --out results/qwen"
 ELSEWHERE = {
     "make rehearse": "test_rehearsal.py",
+    "make mini": "test_mini.py",
     "make test": "the run that this test is part of",
     "skyrl-maze report runs/maze-cpu --out report.html": "test_report_cli.py",
     "skyrl-maze report runs/maze-cpu runs/mine --out both.html": "test_report_cli.py",
