@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# No test is timed: on a busy machine a deadline would tell of the machine.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
