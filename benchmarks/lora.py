@@ -233,7 +233,7 @@ def measure_checkpoints(bench: Bench, scaled: Sizes, published_bytes: int, folde
 
 
 def main(
-    repeats: Annotated[int, typer.Option(min=1, help="Of this package's way and of the plain copy.")] = 7,
+    repeats: Annotated[int, typer.Option(min=1, help="Of this package's way and of the plain copy.")] = 9,
     ranks: Annotated[int, typer.Option(min=1, help="FSDP ranks.")] = 6,
     folder: Annotated[
         Path | None,
