@@ -37,7 +37,6 @@ from skyrl_maze.versions import Version, new_version
 
 RUN_ID = "benchmark"
 F32_BYTES = 4
-SETTLE_S = 1
 
 Say = Callable[[str], None]
 
@@ -105,7 +104,7 @@ class Bench:
     def share(self, step: int) -> tuple[Version, dict[str, float]]:
         """Shards, merge and publication of one version."""
         version = new_version(self._folder, RUN_ID, step)
-        settle()
+        os.sync()
         shards_seconds = seconds_of(lambda: self.on_all("share", version))
         began = time.monotonic()
         self._merging.ask("merge", version, self._config)
@@ -137,12 +136,6 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def settle() -> None:
-    """Let the disk finish what was written and removed before."""
-    os.sync()
-    time.sleep(SETTLE_S)
-
-
 def copy(source: Path, folder: Path) -> None:
     """Copy a file, and bring it to disk."""
     target = folder / source.name
@@ -154,7 +147,7 @@ def copy(source: Path, folder: Path) -> None:
 def copy_version(version: Version, folder: Path) -> dict[str, float]:
     """Copy what a version consists of: the shards at once, then the merged file."""
     folder.mkdir()
-    settle()
+    os.sync()
     shards = sorted(version.shards.glob("*.safetensors"))
     with ThreadPoolExecutor(len(shards)) as pool:
         shards_seconds = seconds_of(lambda: list(pool.map(lambda shard: copy(shard, folder), shards)))
@@ -178,24 +171,20 @@ def require_same(version: Version, stock: Path) -> None:
 
 
 def measure_sharing(bench: Bench, repeats: int, folder: Path, say: Say) -> dict[str, Any]:
-    """This package and a plain copy, first and second in turn, then SkyRL's way once."""
-    say("sharing the adapter once, unmeasured")
+    """This package and a plain copy in turn, then SkyRL's way once."""
+    say("sharing and copying the adapter, unmeasured")
     version, _ = bench.share(0)
+    copy_version(version, folder / "copy")
     measured = []
-    for repeat in range(repeats):
-        say(f"sharing the adapter and copying the same bytes, {repeat + 1} of {repeats}")
-        ours: dict[str, float] = {}
-        if repeat % 2:  # what is written second may find a busier disk, so each is second in turn
-            newer, ours = bench.share(repeat + 1)
-        copied = copy_version(version, folder / "copy")
-        if not ours:
-            newer, ours = bench.share(repeat + 1)
-        measured.append({**ours, **copied})
-        shutil.rmtree(folder / "copy")
+    for repeat in range(1, repeats + 1):
+        say(f"sharing the adapter and copying the same bytes, {repeat} of {repeats}")
+        # Each way first gives back what it wrote last, so that both find memory in the same state.
         shutil.rmtree(version.path)
-        version = newer
+        version, ours = bench.share(repeat)
+        shutil.rmtree(folder / "copy")
+        measured.append({**ours, **copy_version(version, folder / "copy")})
     say("SkyRL's way, once; about 15 s for the 8B shapes")
-    settle()
+    os.sync()
     stock_seconds = seconds_of(lambda: bench.on_all("share_as_skyrl", folder / "stock"))
     require_same(version, folder / "stock")
     ours_seconds = [one["shards_seconds"] + one["merge_seconds"] for one in measured]
@@ -244,7 +233,7 @@ def measure_checkpoints(bench: Bench, scaled: Sizes, published_bytes: int, folde
 
 
 def main(
-    repeats: Annotated[int, typer.Option(min=1, help="Of this package's way and of the plain copy.")] = 7,
+    repeats: Annotated[int, typer.Option(min=1, help="Of this package's way and of the plain copy.")] = 9,
     ranks: Annotated[int, typer.Option(min=1, help="FSDP ranks.")] = 6,
     folder: Annotated[
         Path | None,
