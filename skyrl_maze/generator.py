@@ -230,6 +230,9 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
         params = dict(asdict(self.generator_cfg.sampling_params) if given is None else given)
         params.pop("max_generate_length", None)
         params["max_tokens"] = params.get("max_tokens") or max_tokens
+        # SkyRL asks for one token at least: then an answer could not begin with its end, and as with pictures
+        # the trainer's policy would drift to what is never sampled.
+        params["min_tokens"] = 0
         ban = {str(token): BANNED_BIAS for token in sorted(self._banned_ids)}
         if ban:
             params["logit_bias"] = {**(params.get("logit_bias") or {}), **ban}

@@ -83,7 +83,7 @@ class Player:
                     self._end_for_length(episode, tally)
                     break
                 started_s = time.monotonic()
-                turn = {**params, "max_tokens": room, "min_tokens": min(params.get("min_tokens") or 0, room)}
+                turn = {**params, "max_tokens": room}
                 reply = await self.engine.sample(
                     episode.trajectory, turn, session_id, cache_salt, tally, self._engine_may_fail
                 )

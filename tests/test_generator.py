@@ -286,13 +286,14 @@ def test_a_request_grows_by_one_picture_a_turn_and_none_is_rendered_for_it(build
 
 def test_vision_tokens_are_banned_and_the_callers_parameters_left_alone(build: Any, tokenizer: Any) -> None:
     generator = build()
-    given_params = {"max_tokens": 5, "logprobs": 1, "logit_bias": {"3": 1.0}}
+    given_params = {"max_tokens": 5, "logprobs": 1, "logit_bias": {"3": 1.0}, "min_tokens": 1}
     play(generator, [{}], sampling_params=given_params)
     names = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
     ban = {str(tokenizer.convert_tokens_to_ids(name)): -100.0 for name in names}
     sent = client_of(generator).requests[-1]["sampling_params"]
     assert sent["logit_bias"] == {"3": 1.0, **ban}
-    assert given_params == {"max_tokens": 5, "logprobs": 1, "logit_bias": {"3": 1.0}}
+    assert sent["min_tokens"] == 0, "an answer may begin with its end, as the trainer's policy may"
+    assert given_params == {"max_tokens": 5, "logprobs": 1, "logit_bias": {"3": 1.0}, "min_tokens": 1}
 
 
 @pytest.mark.parametrize(
