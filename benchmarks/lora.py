@@ -33,7 +33,7 @@ from lora_setup import QWEN3_VL_8B, SCALED_DOWN, SMALL, Process, Sizes, answer_c
 from rich.console import Console
 from rich.table import Table
 
-from skyrl_maze.adapter import WEIGHTS_FILE, peft_config
+from skyrl_maze.adapter import WEIGHTS_FILE
 from skyrl_maze.versions import Version, new_version
 
 RUN_ID = "benchmark"
@@ -50,7 +50,7 @@ class Merging:
 
         self._merger = Merger(on_head=False)
 
-    def merge(self, version: Version, config: dict[str, Any]) -> int:
+    def merge(self, version: Version) -> int:
         """Merge and publish; returns by how many bytes resident memory rose above what it was before.
 
         VmHWM counts private pages and pages of files that are mapped, not those that the kernel keeps of
@@ -58,7 +58,7 @@ class Merging:
         """
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from what is resident now
         before = self._peak_bytes()
-        self._merger.merge(version, config)
+        self._merger.merge(version)
         return self._peak_bytes() - before
 
     @staticmethod
@@ -90,7 +90,6 @@ class Bench:
         shapes = self.on_all("shapes")[0]
         self.base_parameters: int = shapes["base_parameters"]
         self.lora: dict[str, list[int]] = shapes["lora"]
-        self._config = peft_config(shapes["config"], "Qwen/Qwen3-VL-8B-Instruct")
 
     @property
     def lora_parameters(self) -> int:
@@ -108,7 +107,7 @@ class Bench:
         os.sync()
         shards_seconds = seconds_of(lambda: self.on_all("share", version))
         began = time.monotonic()
-        self._merging.ask("merge", version, self._config)
+        self._merging.ask("merge", version)
         peak_bytes = self._merging.answer()
         return version, {
             "shards_seconds": shards_seconds,

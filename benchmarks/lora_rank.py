@@ -7,7 +7,6 @@ and the LoRA matrices, as DTensors, are the real ones; the base stays on the met
 import asyncio
 import contextlib
 import warnings
-from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,11 +30,10 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # noqa: E402
 
-from skyrl_maze.shards import write_shard  # noqa: E402
-from skyrl_maze.sharing import local_rows  # noqa: E402
+from skyrl_maze.sharing import Share, write_shards  # noqa: E402
 from skyrl_maze.versions import Version  # noqa: E402
 
-WIRE_DTYPE = torch.bfloat16
+WIRE_DTYPE = "bfloat16"
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -92,7 +90,7 @@ class Rank:
     """Does what the benchmark asks for, together with the other ranks."""
 
     def __init__(self, sizes: Sizes, rank: int, ranks: int) -> None:
-        self._rank, self._ranks = rank, ranks
+        self._rank = rank
         self._mesh = init_device_mesh("cpu", (ranks,))
         self._model = build_model(sizes, "meta")
         fully_shard(self._model, mesh=self._mesh)
@@ -102,20 +100,12 @@ class Rank:
         parameters = dict(self._model.named_parameters())
         lora = {name: list(p.shape) for name, p in parameters.items() if "lora_" in name}
         base = sum(p.numel() for name, p in parameters.items() if name not in lora)
-        return {"base_parameters": base, "lora": lora, "config": asdict(self._model.peft_config["default"])}
+        return {"base_parameters": base, "lora": lora}
 
     def share(self, version: Version) -> None:
         """This package: write this rank's rows."""
-        write_shard(
-            version.shards,
-            self._rank,
-            self._ranks,
-            local_rows(self._model),
-            WIRE_DTYPE,
-            run_id=version.run_id,
-            step=version.step,
-            attempt=version.attempt,
-        )
+        share = Share(version, "Qwen/Qwen3-VL-8B-Instruct", WIRE_DTYPE, keep=1, merger=None)
+        asyncio.run(write_shards(share, self._model))
 
     def share_as_skyrl(self, folder: Path) -> None:
         """SkyRL's worker: gather every matrix on all ranks, write on the first, barrier."""
