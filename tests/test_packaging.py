@@ -286,4 +286,5 @@ def test_the_wheel_trains_outside_the_checkout(wheel: Path, tmp_path: Path, mode
     text = (tmp_path / "runs/maze-cpu/metrics.jsonl").read_text(encoding="utf-8")
     steps = [json.loads(line) for line in text.splitlines()]
     assert [record["step"] for record in steps] == [1]
-    assert (tmp_path / "runs/maze-cpu/checkpoints/global_step_1/policy/lora_adapter").is_dir()
+    assert (tmp_path / "runs/maze-cpu/checkpoints/global_step_1/COMPLETE").is_file()
+    assert (tmp_path / "runs/maze-cpu/exports/global_step_1/policy/adapter_model.safetensors").is_file()

@@ -238,8 +238,13 @@ def test_ctrl_c_keeps_what_has_ended(few, tmp_path):
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # Whoever runs the tests in the background ignores it, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
-        _, err = process.communicate(timeout=120)
+        try:
+            _, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "stopped: 2 episodes are kept in x; the same command goes on from there" in err
     assert "Traceback" not in err
