@@ -251,13 +251,15 @@ class Leg:
     """A part of a run that goes on from what the part before it saved."""
 
     metrics: list[dict[str, float]]
-    events: list[dict[str, Any]]
+    step: int
+    """Of what the engines served first."""
+    served: dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
 def legs(rehearsal: Rehearsal, model_cache: Path) -> list[Leg]:
     """The rehearsal, gone on with for a step on 1 rank, then for one on 2 again, then not at all."""
-    found = [Leg(rehearsal.metrics, _events(rehearsal.root))]
+    found = []
     for ranks, last in ((1, STEPS + 1), (2, STEPS + 2), (2, STEPS + 2)):
         settings = [
             "trainer.resume_mode=latest",
@@ -277,14 +279,18 @@ def legs(rehearsal: Rehearsal, model_cache: Path) -> list[Leg]:
             timeout=900,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        found.append(Leg(read_metrics(rehearsal.root, before[0]), _events(rehearsal.root)[before[1] :]))
+        events = _events(rehearsal.root)[before[1] :]
+        first = next(event for event in events if event["event"] == "shared")
+        # Now: the next leg's versions will take its place.
+        served = safetensors.torch.load_file(Path(first["path"]) / "adapter_model.safetensors")
+        found.append(Leg(read_metrics(rehearsal.root, before[0]), first["step"], served))
     return found
 
 
 @pytest.mark.timeout(2000)
 def test_a_run_goes_on_with_fewer_ranks_and_back(rehearsal: Rehearsal, legs: list[Leg]) -> None:
     """Also over the end of an epoch, which step 6 is."""
-    assert [[record["step"] for record in leg.metrics] for leg in legs[1:]] == [[STEPS + 1], [STEPS + 2], []]
+    assert [[record["step"] for record in leg.metrics] for leg in legs] == [[STEPS + 1], [STEPS + 2], []]
     states = []
     for step in (STEPS, STEPS + 1, STEPS + 2):
         found = checkpoints.at(rehearsal.root / f"checkpoints/global_step_{step}")
@@ -292,15 +298,13 @@ def test_a_run_goes_on_with_fewer_ranks_and_back(rehearsal: Rehearsal, legs: lis
         states.append((found.attempt, state.ranks, state.position))
         assert {int(value) for name, value in saved.items() if name.endswith(".step")} == {step}
     assert states == [(0, 2, STEPS), (1, 1, STEPS + 1), (2, 2, STEPS + 2)]
-    for before, leg in zip((STEPS, STEPS + 1, STEPS + 2), legs[1:], strict=True):
+    for before, leg in zip((STEPS, STEPS + 1, STEPS + 2), legs, strict=True):
         # What the engines serve first is what was saved, to the bit.
-        first = next(event for event in leg.events if event["event"] == "shared")
-        served = safetensors.torch.load_file(Path(first["path"]) / "adapter_model.safetensors")
         exported = rehearsal.root / f"exports/global_step_{before}/policy/adapter_model.safetensors"
         saved = safetensors.torch.load_file(exported)
-        assert first["step"] == before
-        assert served.keys() == saved.keys()
-        assert all(torch.equal(served[name], saved[name]) for name in saved)
+        assert leg.step == before
+        assert leg.served.keys() == saved.keys()
+        assert all(torch.equal(leg.served[name], saved[name]) for name in saved)
 
 
 @pytest.mark.timeout(1000)
