@@ -5,7 +5,9 @@ SkyRL's nesting. Its first lines say what it is for, on which hardware, with whi
 it. `extends: NAME` builds on another recipe; `${...}` is OmegaConf interpolation.
 """
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from skyrl_maze.errors import ConfigError, closest
+from skyrl_maze.errors import ConfigError, SkyRLMazeError, closest
 
 FOLDER = Path(__file__).parent
 
@@ -135,6 +137,24 @@ def read_settings(argv: list[str]) -> Settings:
     for override in overrides:
         settings = merge(settings, override)
     return _resolved(settings)
+
+
+@contextlib.contextmanager
+def well_formed(recipe: str, wanted: str, needs: str) -> Iterator[None]:
+    """Turn what goes wrong while a recipe's settings are taken apart into one ConfigError.
+
+    Args:
+        wanted: what cannot be done without them, as in "cannot <wanted> recipe maze".
+        needs: the settings that are read.
+    """
+    try:
+        yield
+    except SkyRLMazeError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"cannot {wanted} recipe {recipe}: it needs {needs}, well formed ({error!r})"
+        ) from error
 
 
 def _resolved(settings: Settings) -> Settings:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from skyrl_maze.errors import ConfigError, closest
-from skyrl_maze.maze import Move
+from skyrl_maze.maze import Cell, Maze, Move
 
 
 class Stop(enum.Enum):
@@ -51,6 +51,11 @@ Action = Move | Stop
 
 ACTIONS: Final[tuple[Action, ...]] = (*Move, STOP)
 """All five actions in the order of their numbers: right, up, left, down, stop."""
+
+
+def best_action(maze: Maze, position: Cell) -> Action:
+    """The next action of a shortest way from `position`: stop on the goal, else the lowest-numbered move."""
+    return STOP if position == maze.goal else maze.best_move(position)
 
 
 class Grammar(enum.StrEnum):

@@ -7,6 +7,7 @@ from skyrl_maze import _compat
 
 _compat.install()
 
+import functools  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -152,6 +153,7 @@ class AdapterTrainer(RayPPOTrainer):
         checkpoints.clean(root, 0 if root.is_relative_to(run.root) else _DAY_S)
         self._attempt = checkpoints.next_attempt(root, run.id)
 
+    @functools.cached_property  # it reads the base model's files
     def _policy_identity(self) -> checkpoints.Policy:
         model = self.cfg.trainer.policy.model
         lora, digest = model.lora, checkpoints.base_digest(Path(model.path))
@@ -172,7 +174,7 @@ class AdapterTrainer(RayPPOTrainer):
         if self._saved_step != step:
             batches: TrainBatches = self.train_dataloader
             state = checkpoints.RunState(
-                step, batches.position, batches.settings(), policy_ranks(self.cfg), self._policy_identity()
+                step, batches.position, batches.settings(), policy_ranks(self.cfg), self._policy_identity
             )
 
             def build(scratch: Path) -> None:
@@ -202,7 +204,7 @@ class AdapterTrainer(RayPPOTrainer):
         if found is None:
             return 0, None
         state = checkpoints.read_state(found)
-        checkpoints.check_policy(found, state.policy, self._policy_identity())
+        checkpoints.check_policy(found, state.policy, self._policy_identity)
         self.dispatch.load_checkpoint("policy", str(found.path))
         self._place_data(state)
         self._saved_step = state.step if found.path.parent == self._checkpoint_root else None

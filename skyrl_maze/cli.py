@@ -12,10 +12,9 @@ from typing import Annotated, Any
 import typer
 import yaml
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from skyrl_maze import __version__, dataset, demos_cli, lora_cli, play_cli, recipes, report_cli
+from skyrl_maze import __version__, dataset, demos_cli, lora_cli, play_cli, recipes, report_cli, scores
 from skyrl_maze.actions import GoalRule, checked_goal_rule
 from skyrl_maze.errors import ConfigError, DatasetError, SkyRLMazeError
 from skyrl_maze.maze import Cell, Maze, generate_maze
@@ -220,24 +219,15 @@ def audit(
 def _evaluation_of(recipe: str) -> tuple[list[Maze], str, int]:
     """A recipe's evaluation mazes, goal rule and turn budget."""
     settings = recipes.read_settings([f"+recipe={recipe}"])
-    try:
+    needs = "data.mazes.eval, environment.skyrl_gym.maze and generator.max_turns"
+    with recipes.well_formed(recipe, "audit", needs):
         spec = dataset.MazeSetSpec(**settings["data"]["mazes"]["eval"])
         rule = settings["environment"]["skyrl_gym"]["maze"].get("goal_rule", GoalRule.STOP)
         return dataset.mazes_of(spec), rule, int(settings["generator"]["max_turns"])
-    except SkyRLMazeError:
-        raise
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        needs = "data.mazes.eval, environment.skyrl_gym.maze and generator.max_turns"
-        raise ConfigError(
-            f"cannot audit recipe {recipe}: it needs {needs}, well formed ({error!r})"
-        ) from error
 
 
 def _print_table(columns: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> None:
-    console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=number == 0)
+    table = scores.plain_table(columns)
     for row in rows:
         table.add_row(*map(Text, row))
-    console.print(table)
+    Console(highlight=False).print(table)

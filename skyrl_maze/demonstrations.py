@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from skyrl_maze.actions import STOP, Action, format_action
+from skyrl_maze.actions import Action, best_action, format_action
 from skyrl_maze.dataset import MazeSetSpec, draw_mazes, evaluation_keys, turns_needed
 from skyrl_maze.env import MazeConfig, MazeEnv
 from skyrl_maze.errors import ConfigError, DatasetError
@@ -178,14 +178,6 @@ def demonstrate(maze: Maze, settings: DemoSettings) -> Demonstration:
     )
 
 
-def right_action(maze: Maze, position: Cell) -> Action:
-    """The next action of a shortest way from `position`: stop on the goal, else the lowest-numbered move."""
-    if position == maze.goal:
-        return STOP
-    distance = maze.distance_to_goal
-    return next(move for move in Move if distance[maze.step(position, move)] < distance[position])
-
-
 def wrong_moves(maze: Maze, position: Cell) -> list[Move]:
     """The moves that lead no nearer to the goal, those into a wall included."""
     distance = maze.distance_to_goal
@@ -205,4 +197,4 @@ def _next_action(
         ]
         if affordable:
             return rng.choice(affordable), False
-    return right_action(maze, position), True
+    return best_action(maze, position), True

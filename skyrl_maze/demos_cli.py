@@ -12,7 +12,7 @@ from rich.table import Table
 
 from skyrl_maze import dataset, recipes
 from skyrl_maze.actions import GoalRule, Grammar
-from skyrl_maze.errors import ConfigError, SkyRLMazeError
+from skyrl_maze.errors import ConfigError
 from skyrl_maze.render import THEMES
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ def _read_sizes(text: str) -> list[int]:
 def _of_recipe(recipe: str) -> tuple[dict[str, Any], list[int], int, set[str]]:
     """A recipe's environment, training sizes and turn budget, and the keys of its evaluation set."""
     settings = recipes.read_settings([f"+recipe={recipe}"])
-    try:
+    needs = "data.mazes, environment.skyrl_gym.maze and generator.max_turns"
+    with recipes.well_formed(recipe, "take settings from", needs):
         mazes = settings["data"]["mazes"]
         evaluation = dataset.mazes_of(dataset.MazeSetSpec(**mazes["eval"]))
         return (
@@ -124,13 +125,6 @@ def _of_recipe(recipe: str) -> tuple[dict[str, Any], list[int], int, set[str]]:
             int(settings["generator"]["max_turns"]),
             {maze.key for maze in evaluation},
         )
-    except SkyRLMazeError:
-        raise
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        needs = "data.mazes, environment.skyrl_gym.maze and generator.max_turns"
-        raise ConfigError(
-            f"cannot take settings from recipe {recipe}: it needs {needs}, well formed ({error!r})"
-        ) from error
 
 
 @contextlib.contextmanager

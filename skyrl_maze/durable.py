@@ -27,7 +27,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 CHUNK_BYTES = 1 << 20
 _SEAL = "seal"
 _MAX_RECORD_BYTES = 64 << 20
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -180,7 +180,7 @@ def explained(what: str, folder: Path, needed: int | None = None) -> Iterator[No
     try:
         yield
     except OSError as error:
-        if error.errno in _NO_SPACE:
+        if error.errno in NO_SPACE:
             free = shutil.disk_usage(folder).free if folder.is_dir() else 0
             raise SetupError(f"cannot {what}: {_no_space(folder, free, needed)}") from error
         raise AdapterError(

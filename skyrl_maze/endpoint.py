@@ -5,6 +5,7 @@ key goes to the given address alone: no redirect is followed, and it stands in n
 Protocol: https://platform.openai.com/docs/api-reference/chat/create
 """
 
+import contextlib
 import datetime
 import email.utils
 import json
@@ -237,10 +238,8 @@ def _retry_after_s(header: str | None) -> float:
     """Seconds of a Retry-After header, which may be a date (RFC 9110, 10.2.3); 0 if it says nothing."""
     if header is None:
         return 0.0
-    try:
+    with contextlib.suppress(ValueError):  # then it is a date
         return max(0.0, float(header))
-    except ValueError:
-        pass
     try:
         date = email.utils.parsedate_to_datetime(header)
         now = datetime.datetime.now(datetime.UTC)

@@ -141,12 +141,15 @@ class Maze:
         """The moves of a shortest way from start to goal; of equally good moves, the lowest-numbered."""
         path: list[Move] = []
         position = self.start
-        distance = self.distance_to_goal
         while position != self.goal:
-            move = next(m for m in Move if distance[self.step(position, m)] == distance[position] - 1)
-            position = self.step(position, move)
-            path.append(move)
+            path.append(self.best_move(position))
+            position = self.step(position, path[-1])
         return path
+
+    def best_move(self, position: Cell) -> Move:
+        """The next move of a shortest way from a floor cell that is not the goal; the lowest-numbered one."""
+        distance = self.distance_to_goal
+        return next(m for m in Move if distance[self.step(position, m)] < distance[position])
 
     @classmethod
     def from_rows(cls, rows: Sequence[str], start: Cell, goal: Cell) -> "Maze":

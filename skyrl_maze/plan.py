@@ -9,7 +9,7 @@ from skyrl_maze import dataset, recipes
 from skyrl_maze.actions import GoalRule
 from skyrl_maze.address import Sampling
 from skyrl_maze.env import MazeConfig
-from skyrl_maze.errors import ConfigError, DatasetError, SkyRLMazeError
+from skyrl_maze.errors import ConfigError, DatasetError
 from skyrl_maze.maze import Maze
 from skyrl_maze.records import Conditions
 
@@ -114,7 +114,11 @@ def plan_of(
         DatasetError: the mazes cannot be read.
     """
     settings = recipes.read_settings([f"+recipe={recipe or DEFAULT_RECIPE}", *overrides])
-    try:
+    needs = (
+        "data.mazes.eval, environment.skyrl_gym.maze, generator.max_turns and "
+        "generator.eval_sampling_params with max_generate_length and temperature"
+    )
+    with recipes.well_formed(recipe or DEFAULT_RECIPE, "play", needs):
         generator, spec = settings["generator"], dataset.MazeSetSpec(**settings["data"]["mazes"]["eval"])
         env = MazeConfig.from_any(settings["environment"]["skyrl_gym"]["maze"])
         sampling = generator["eval_sampling_params"]
@@ -127,15 +131,6 @@ def plan_of(
             "seed": settings.get("trainer", {}).get("seed", SKYRL_SEED),
         }
         drawn = dataset.mazes_of(spec) if source is None else dataset.load(source)
-    except SkyRLMazeError:
-        raise
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        needs = (
-            "data.mazes.eval, environment.skyrl_gym.maze, generator.max_turns and "
-            "generator.eval_sampling_params with max_generate_length and temperature"
-        )
-        name = recipe or DEFAULT_RECIPE
-        raise ConfigError(f"cannot play recipe {name}: it needs {needs}, well formed ({error!r})") from error
     found |= {name: value for name, value in over.items() if value is not None}
     return Plan(
         mazes=tuple(drawn),

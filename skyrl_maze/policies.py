@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from skyrl_maze.actions import ACTIONS, STOP, Action, GoalRule, format_action
+from skyrl_maze.actions import ACTIONS, STOP, Action, GoalRule, best_action, format_action
 from skyrl_maze.errors import ConfigError, closest
 from skyrl_maze.maze import Cell, Maze, Move
 
@@ -46,11 +46,7 @@ class Policy(Protocol):
 
 def oracle(situation: Situation, _rng: random.Random) -> Action:
     """The next move of a shortest path, and stop at its end: what can be reached at best."""
-    maze, position = situation.maze, situation.position
-    if position == maze.goal:
-        return STOP
-    distance = maze.distance_to_goal
-    return next(m for m in Move if distance[maze.step(position, m)] == distance[position] - 1)
+    return best_action(situation.maze, situation.position)
 
 
 def uniform(_situation: Situation, rng: random.Random) -> Action:

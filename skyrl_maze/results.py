@@ -8,7 +8,6 @@ A folder without summary.json is not finished. Only the last line of episodes.js
 """
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from typing import Any
 import filelock
 
 from skyrl_maze.dataset import write_whole
+from skyrl_maze.durable import NO_SPACE
 from skyrl_maze.errors import RecordError, SetupError
 from skyrl_maze.evaluate import figures
 from skyrl_maze.records import (
@@ -277,7 +277,7 @@ def explained(what: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in NO_SPACE:
             raise SetupError(
                 f"cannot {what}: {error.strerror}; free some space, or take another disk"
             ) from error

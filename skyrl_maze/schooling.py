@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
 from skyrl_maze import tiny
-from skyrl_maze.actions import ACTIONS, format_action
+from skyrl_maze.actions import ACTIONS, best_action, format_action
 from skyrl_maze.chat import ChatFormat
 from skyrl_maze.env import MazeConfig, MazeEnv
 from skyrl_maze.errors import SetupError
@@ -74,17 +74,9 @@ class Pictures:
         for number, maze in enumerate(puzzles):
             for row, col in self.cells[number].tolist():
                 self.index[number, row, col] = len(self.shown)
-                self.labels[number, row, col] = best_action(maze, (row, col))
+                self.labels[number, row, col] = ACTIONS.index(best_action(maze, (row, col)))
                 self.shown.append(render(maze, (row, col), config.theme, config.cell_px))
                 self.places.append(row * maze.size + col)
-
-
-def best_action(maze: Maze, cell: tuple[int, int]) -> int:
-    """The number in ACTIONS of the first move of a shortest path from `cell`, of stop on the goal."""
-    distance = maze.distance_to_goal
-    if cell == maze.goal:
-        return len(Move)
-    return next(int(m) for m in Move if distance[maze.step(cell, m)] == distance[cell] - 1)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ _SHOWN_MAZES = 20
 
 def result_tables(summary: Summary) -> list[Table]:
     """What was played, how it went, and the solve rate by size and by shortest path."""
-    whole = _table(f"{summary.policy} on {summary.mazes or 'drawn mazes'}", ("", ""), header=False)
+    whole = plain_table(("", ""), f"{summary.policy} on {summary.mazes or 'drawn mazes'}", header=False)
     for name, value in (*_conditions(summary), *_outcome(summary)):
         whole.add_row(Text(name), Text(value))
-    groups = _table("By size and by shortest path", ("mazes with", "episodes", "solved", "95 % interval"))
+    columns = ("mazes with", "episodes", "solved", "95 % interval")
+    groups = plain_table(columns, "By size and by shortest path")
     for size in summary.by_size:
         groups.add_row(f"size {size.size}", *_cells(size))
     for path in summary.by_shortest_path:
@@ -59,7 +60,7 @@ def _outcome(summary: Summary) -> list[tuple[str, str]]:
 
 def comparison_tables(a: Result, b: Result, comparison: Comparison) -> list[Table]:
     """Both evaluations side by side, and the mazes that only one of them solved."""
-    sides = _table("", ("", "solved", "95 % interval", "SPL"), header=True)
+    sides = plain_table(("", "solved", "95 % interval", "SPL"))
     for name, result in (("A", a), ("B", b)):
         s = result.summary
         sides.add_row(
@@ -68,7 +69,7 @@ def comparison_tables(a: Result, b: Result, comparison: Comparison) -> list[Tabl
             _interval(s.solve_rate_low, s.solve_rate_high),
             f"{s.spl:.3f}",
         )
-    mazes = _table("", ("", "mazes", "their numbers"))
+    mazes = plain_table(("", "mazes", "their numbers"))
     mazes.add_row("only A solved", str(len(comparison.better_a)), _numbers(comparison.better_a))
     mazes.add_row("only B solved", str(len(comparison.better_b)), _numbers(comparison.better_b))
     return [sides, mazes]
@@ -119,7 +120,8 @@ def _numbers(mazes: Sequence[MazeOfBoth]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown or "none"
 
 
-def _table(title: str, columns: Iterable[str], header: bool = True) -> Table:
+def plain_table(columns: Iterable[str], title: str = "", header: bool = True) -> Table:
+    """A table without lines, whose first column stays whole."""
     table = Table(
         title=Text(title) if title else None,
         title_justify="left",

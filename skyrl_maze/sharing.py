@@ -34,8 +34,6 @@ from skyrl_maze.versions import Version, publish, publish_folder, retain
 HEAD_RESOURCE = "node:__internal_head__"
 # Below the ten minutes after which the ranks' collectives give up.
 MERGE_LIMIT_S = 240
-_LOAD_LIMIT_S = 120
-_LOAD_ATTEMPTS = 3
 _NO_ROWS = slice(0, 0)
 
 

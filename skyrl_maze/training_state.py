@@ -70,29 +70,25 @@ def load(folder: Path, model: Any, optimizer: Any, scheduler: Any) -> dict[str, 
     """
     tensors = _tensors(model, optimizer)  # those of the model and the optimizer, to be filled in place
     reader = HuggingFaceStorageReader(str(folder))
-    records: list[dict[str, Any] | None] = []
+    records: list[dict[str, Any]] = []
 
     def read_records() -> None:
         _check_names(set(reader.read_metadata().state_dict_metadata), set(tensors))
-        records.extend(_record(folder, rank) for rank in (0, dist.get_rank()))
+        records.append(_record(folder / f"{shard_name(0)}.json"))
+        own = folder / f"{shard_name(dist.get_rank())}.json"
+        if own.exists():
+            records.append(_record(own))
 
     _all_do(read_records, f"read the checkpoint {folder}", folder)
     _all_do(lambda: load_tensors(tensors, storage_reader=reader), f"read the checkpoint {folder}", folder)
-    common, own = records
-    if common is None:
-        raise CheckpointError(f"cannot read the checkpoint {folder}: it has no {shard_name(0)}.json")
+    common, *own = records
     for group, saved in zip(optimizer.param_groups, common["groups"], strict=True):
-        group.update(
-            {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
-        )
+        group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
     scheduler.load_state_dict(common["schedule"])
-    return None if own is None else _random_from_json(own["random"])
+    return _random_from_json(own[0]["random"]) if own else None
 
 
-def _record(folder: Path, rank: int) -> dict[str, Any] | None:
-    path = folder / f"{shard_name(rank)}.json"
-    if not path.exists():
-        return None
+def _record(path: Path) -> dict[str, Any]:
     record = read_sealed(path)
     Fields(record, str(path), "groups schedule random")
     return record

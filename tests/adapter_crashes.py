@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,6 +22,8 @@ from skyrl_maze import complete, durable, versions
 from skyrl_maze.adapter import WEIGHTS_FILE
 from skyrl_maze.errors import SetupError
 
+Life = Callable[[Path, str, int], int]
+Check = Callable[[Path, set[int]], int]
 CALLS = ("write", "fsync", "link", "rename", "unlink", "mkdir", "rmdir")
 DONE, REFUSED, BROKEN, UNHARMED = 0, 3, 4, 5
 
@@ -75,7 +78,11 @@ def life(root: Path, mode: str, strike_at: int) -> int:
 
 def in_child(work, *args) -> int:
     if (pid := os.fork()) == 0:
-        os._exit(work(*args))
+        try:
+            os._exit(work(*args))
+        finally:  # whatever it raised
+            traceback.print_exc()
+            os._exit(BROKEN)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -109,16 +116,30 @@ def main(mode: str, folder: Path) -> None:
     crashed = versions.new_version(before, RUN, 2)
     (crashed.path / ".adapter.x").mkdir()
     (crashed.path / ".adapter.x" / "half").write_text("half")
+    strike_at_each_moment(mode, folder, life, check_whole)
+
+
+def check_whole(root: Path, steps: set[int]) -> int:
+    check_reader(root, steps)
+    check_fresh_start(root)
+    return DONE
+
+
+def strike_at_each_moment(mode: str, folder: Path, life: Life, check: Check) -> None:
+    """Let a child live in a copy of `folder`/before, struck one moment later each time; check what it left.
+
+    `check` runs in a child as well, and gets the steps that a reader may find. Prints the number of moments.
+    """
     strike_at, ended = 0, None
     while ended != DONE:
         strike_at += 1
         root = folder / str(strike_at)
-        shutil.copytree(before, root)
+        shutil.copytree(folder / "before", root)
         ended = in_child(life, root, mode, strike_at)
         allowed = {-signal.SIGKILL} if mode == "kill" else {REFUSED, UNHARMED}
         assert ended in {DONE, *allowed}, (strike_at, ended)
-        check_reader(root, {2} if ended in (DONE, UNHARMED) else {1, 2})
-        check_fresh_start(root)
+        steps = {2} if ended in (DONE, UNHARMED) else {1, 2}
+        assert in_child(check, root, steps) == DONE, strike_at
         shutil.rmtree(root)
     print(strike_at - 1)
 

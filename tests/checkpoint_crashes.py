@@ -7,15 +7,13 @@ from it and leave nothing behind.
 """
 
 import os
-import shutil
-import signal
 import sys
 import traceback
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from adapter_crashes import BROKEN, DONE, REFUSED, UNHARMED, Fate, in_child
+from adapter_crashes import BROKEN, DONE, REFUSED, UNHARMED, Fate, in_child, strike_at_each_moment
 
 from skyrl_maze import checkpoints, training_state
 from skyrl_maze.checkpoints import Policy, RunState
@@ -112,18 +110,7 @@ def main(mode: str, folder: Path) -> None:
     before = folder / "before"
     before.mkdir()
     assert in_child(begin, before) == DONE
-    strike_at, ended = 0, None
-    while ended != DONE:
-        strike_at += 1
-        root = folder / str(strike_at)
-        shutil.copytree(before, root)
-        ended = in_child(life, root, mode, strike_at)
-        allowed = {-signal.SIGKILL} if mode == "kill" else {REFUSED, UNHARMED}
-        assert ended in {DONE, *allowed}, (strike_at, ended)
-        steps = {2} if ended in (DONE, UNHARMED) else {1, 2}
-        assert in_child(check_fresh_start, root, steps) == DONE, strike_at
-        shutil.rmtree(root)
-    print(strike_at - 1)
+    strike_at_each_moment(mode, folder, life, check_fresh_start)
 
 
 if __name__ == "__main__":

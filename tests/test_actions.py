@@ -13,11 +13,12 @@ from skyrl_maze.actions import (
     FailureReason,
     Grammar,
     ParseFailure,
+    best_action,
     format_action,
     parse_action,
 )
 from skyrl_maze.errors import ConfigError
-from skyrl_maze.maze import Move
+from skyrl_maze.maze import Move, generate_maze
 
 GRAMMARS = list(Grammar)
 EMPTY, NO_ACTION, UNKNOWN, SEVERAL = FailureReason
@@ -254,3 +255,13 @@ def test_a_megabyte_takes_linear_time(piece, grammar):
     parse_action(text, grammar)
     # Quadratic time would be minutes.
     assert time.process_time() - begin < 3
+
+
+@pytest.mark.parametrize("maze", [generate_maze(7, seed, braid) for seed in range(4) for braid in (0.0, 0.5)])
+def test_the_best_action_leads_to_the_goal_and_stops_there(maze):
+    assert best_action(maze, maze.goal) is STOP
+    cell, taken = maze.start, []
+    while cell != maze.goal:
+        taken.append(best_action(maze, cell))
+        cell = maze.step(cell, taken[-1])
+    assert taken == maze.shortest_path()

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from skyrl_maze import __version__, cli, dataset, recipes
+from skyrl_maze import __version__, dataset, recipes
 from skyrl_maze.maze import generate_maze
 from skyrl_maze.render import render
 
@@ -21,21 +21,11 @@ EASY, HARD = "visgym-easy-64", "visgym-hard-64"
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path_factory):
-    """Runs `skyrl-maze ...` in this process, in a folder of its own; gives exit code, stdout and stderr."""
+def run(run_skyrl_maze, monkeypatch, tmp_path_factory):
+    """`skyrl-maze ...` on a terminal of the usual width, in a folder that is not `tmp_path`."""
     monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
     monkeypatch.setenv("COLUMNS", "100")
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "GITHUB_ACTIONS", "PY_COLORS"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*argv):
-        monkeypatch.setattr(sys, "argv", ["skyrl-maze", *map(str, argv)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err
-
-    return run
+    return run_skyrl_maze
 
 
 @pytest.fixture

@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyrl_maze import demonstrations
-from skyrl_maze.actions import STOP, GoalRule, Grammar, parse_action
+from skyrl_maze.actions import STOP, GoalRule, Grammar, best_action, parse_action
 from skyrl_maze.dataset import MazeSetSpec, draw_set, evaluation_keys, load_set, turns_needed
 from skyrl_maze.demonstrations import (
     Demonstration,
     Demonstrations,
     DemoSettings,
     demonstrate,
-    right_action,
     wrong_moves,
 )
 from skyrl_maze.env import MazeConfig, MazeEnv
@@ -94,7 +93,7 @@ def test_every_detour_is_recovered_from_within_the_budget(
         assert seen == position
         action = parse_action(answer, "tuple")
         if right:
-            assert action == right_action(maze, position)
+            assert action == best_action(maze, position)
         else:
             assert action in wrong_moves(maze, position)
             after = maze.step(position, Move(action))
@@ -119,7 +118,7 @@ def test_a_move_is_either_nearer_or_wrong(maze: Maze) -> None:
         if not maze.is_open((row, col)) or (row, col) == maze.goal:
             continue
         wrong = wrong_moves(maze, (row, col))
-        assert right_action(maze, (row, col)) not in wrong
+        assert best_action(maze, (row, col)) not in wrong
         assert len(wrong) < 4
     assert wrong_moves(maze, maze.goal) == list(Move)
 

@@ -1,5 +1,6 @@
 """`skyrl-maze demos`: what it writes by which options, what it prints, and how it refuses."""
 
+import functools
 import json
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from skyrl_maze import cli, recipes
+from skyrl_maze import recipes
 from skyrl_maze.actions import STOP, parse_action
 from skyrl_maze.dataset import MazeSetSpec, draw_set
 from skyrl_maze.demonstrations import DemoSettings, demonstrate
@@ -23,21 +24,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Runs `skyrl-maze demos ...` in this process, in an empty folder; gives exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "GITHUB_ACTIONS", "PY_COLORS"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*argv: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["skyrl-maze", "demos", *map(str, argv)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err  # type: ignore[return-value]
-
-    return run
+def run(run_skyrl_maze: Run) -> Run:
+    """Runs `skyrl-maze demos ...`."""
+    return functools.partial(run_skyrl_maze, "demos")
 
 
 @pytest.fixture

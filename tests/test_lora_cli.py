@@ -1,5 +1,6 @@
 """`skyrl-maze lora`: what it prints and makes, and how it refuses."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -7,24 +8,14 @@ import sys
 import pytest
 from adapter_files import RUN, config_of, published, tensors_of, write_all
 
-from skyrl_maze import cli, complete, lora_cli
+from skyrl_maze import complete, lora_cli
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Runs `skyrl-maze lora ...` in this process; gives exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
+def run(run_skyrl_maze, monkeypatch):
+    """`skyrl-maze lora ...` on a terminal of the usual width."""
     monkeypatch.setenv("COLUMNS", "100")
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "GITHUB_ACTIONS", "PY_COLORS"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*argv):
-        monkeypatch.setattr(sys, "argv", ["skyrl-maze", "lora", *map(str, argv)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code, *capsys.readouterr()
-
-    return run
+    return functools.partial(run_skyrl_maze, "lora")
 
 
 @pytest.fixture

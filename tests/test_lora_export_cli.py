@@ -1,7 +1,5 @@
 """The commands around an adapter: what they print, and how they refuse."""
 
-import sys
-
 import pytest
 
 from skyrl_maze import cli, lora_export_cli
@@ -9,21 +7,11 @@ from skyrl_maze.export import ExportReport
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Runs `... COMMAND` as the console script does; gives exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
+def run(run_skyrl_maze, monkeypatch):
+    """Runs `... COMMAND` as the console script does, on a terminal of the usual width."""
     monkeypatch.setenv("COLUMNS", "100")
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "GITHUB_ACTIONS", "PY_COLORS"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(cli, "app", lora_export_cli.app)
-
-    def run(*argv):
-        monkeypatch.setattr(sys, "argv", ["skyrl-maze", *argv])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code, *capsys.readouterr()
-
-    return run
+    return run_skyrl_maze
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_endpoint import endpoint, says
 
-from skyrl_maze import cli, dataset
+from skyrl_maze import dataset
 from skyrl_maze.results import EPISODES_FILE, SUMMARY_FILE, read_episodes, read_result
 
 EASY = "visgym-easy-64"
@@ -18,21 +18,14 @@ SECRET = "sk-not-to-be-seen"
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Runs `skyrl-maze ...` in this process, in a folder of its own; gives exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+def run(run_skyrl_maze, monkeypatch):
+    """Runs `skyrl-maze ...`; gives exit code, stdout in one line, and stderr."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "GITHUB_ACTIONS", "PY_COLORS"):
-        monkeypatch.delenv(name, raising=False)
 
     def run(*argv):
-        monkeypatch.setattr(sys, "argv", ["skyrl-maze", *map(str, argv)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
+        code, out, err = run_skyrl_maze(*argv)
         assert "Traceback" not in out + err
-        return ended.value.code, " ".join(out.split()), err
+        return code, " ".join(out.split()), err
 
     return run
 

@@ -1,32 +1,28 @@
 """`skyrl-maze report`, as it is called."""
 
-import sys
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import report_folders as folders
 
-from skyrl_maze.cli import main
 from skyrl_maze.maze import generate_maze
 from skyrl_maze.results import SUMMARY_FILE, step_folder
 
 MAZES = [generate_maze(5, seed) for seed in range(6)]
 
 
+Call = Callable[..., tuple[int, str, str]]
+
+
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """Runs `skyrl-maze report` in a folder with the run runs/maze-cpu: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
+def call(
+    run_skyrl_maze: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs `skyrl-maze report` in a folder with the run runs/maze-cpu."""
     folders.write_run(tmp_path / "runs/maze-cpu", MAZES, {0: 0.3, 6: 0.9})
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["skyrl-maze", "report", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return run
+    return functools.partial(run_skyrl_maze, "report")
 
 
 def test_a_page_is_made_and_said_to_be(call, tmp_path: Path) -> None:

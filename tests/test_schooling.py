@@ -17,7 +17,7 @@ from skyrl_maze.env import MazeConfig, MazeEnv  # noqa: E402
 from skyrl_maze.errors import SetupError  # noqa: E402
 from skyrl_maze.maze import Move, generate_maze  # noqa: E402
 from skyrl_maze.pictures import take_out  # noqa: E402
-from skyrl_maze.schooling import Phase, Pictures, Schooling, best_action, layout, read, school, see  # noqa: E402
+from skyrl_maze.schooling import Phase, Pictures, Schooling, layout, read, school, see  # noqa: E402
 
 CONFIG = MazeConfig(theme="tokens", cell_px=4, grammar="keyword", goal_rule="reach", feedback=False)
 MAZES = [generate_maze(7, seed) for seed in range(6)]
@@ -72,15 +72,6 @@ def test_the_layout_is_the_conversation_that_the_environment_has(untaught):
         features = see(model, processor, shown)
         mine = model.lm_head(read(model, plan, ids[:, :length], features[None]))
     torch.testing.assert_close(mine, whole, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("maze", MAZES)
-def test_the_best_action_leads_to_the_goal_and_stops_there(maze):
-    assert best_action(maze, maze.goal) == len(Move)
-    cell, steps = maze.start, 0
-    while cell != maze.goal:
-        cell, steps = maze.step(cell, Move(best_action(maze, cell))), steps + 1
-    assert steps == len(maze.shortest_path())
 
 
 def test_every_floor_cell_has_its_picture_and_label():
