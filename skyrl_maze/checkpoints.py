@@ -22,7 +22,7 @@ from loguru import logger
 
 from skyrl_maze.complete import COMPLETE, read_complete, verify
 from skyrl_maze.dataset import write_whole
-from skyrl_maze.durable import SHA256, Fields, explained, new_file, read_sealed, sealed
+from skyrl_maze.durable import DIGEST, Fields, explained, new_file, read_sealed, sealed
 from skyrl_maze.errors import AdapterError, CheckpointError
 from skyrl_maze.versions import changed_s, publish_folder, remove
 
@@ -200,7 +200,7 @@ def read_state(checkpoint: Checkpoint) -> RunState:
     keys = "base_model base_sha256 rank alpha target_modules exclude_modules"
     policy = Fields(record["policy"], f"{where}: policy", keys)
     policy.integer("rank", 1)
-    policy.text("base_sha256", re.compile(rf"(?:{SHA256.pattern})?"), "64 hexadecimal digits, or empty")
+    policy.text("base_sha256", re.compile(rf"(?:{DIGEST.pattern})?"), "64 hexadecimal digits, or empty")
     Fields(record["data"], f"{where}: data", "rows batch_size seed")
     return RunState(
         fields.integer("step", checkpoint.step, checkpoint.step),

@@ -6,7 +6,7 @@ import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
-from skyrl_maze.durable import COMPONENT, SHA256, Fields, FileRecord, read_sealed, record_of, sealed
+from skyrl_maze.durable import COMPONENT, DIGEST, Fields, FileRecord, read_sealed, record_of, sealed
 from skyrl_maze.errors import AdapterError
 
 COMPLETE = "COMPLETE"
@@ -38,9 +38,9 @@ def read_complete(folder: Path) -> Complete:
     fields.integer("schema", SCHEMA, SCHEMA)
     files = []
     for item in fields.items("files"):
-        entry = Fields(item, f"{path}: file", "path bytes sha256")
+        entry = Fields(item, f"{path}: file", "path bytes blake3")
         name = entry.text("path", _FILE, "a file of this folder, or of a folder in it")
-        size, digest = entry.integer("bytes"), entry.text("sha256", SHA256, "64 hexadecimal digits")
+        size, digest = entry.integer("bytes"), entry.text("blake3", DIGEST, "64 hexadecimal digits")
         files.append(FileRecord(name, size, digest))
     if not files or len({file.path for file in files}) < len(files):
         raise AdapterError(f"{path}: lists no file, or one twice")
@@ -99,7 +99,7 @@ def _file_problems(folder: Path, file: FileRecord, content: bool) -> list[str]:
         size = (place / name).lstat().st_size
         if size != file.bytes:
             return [f"{file.path}: has {size:,} bytes, must have {file.bytes:,}"]
-        if content and record_of(place, name).sha256 != file.sha256:
+        if content and record_of(place, name).blake3 != file.blake3:
             return [f"{file.path}: its content has changed (checksum)"]
         if not content and not stat.S_ISREG((place / name).lstat().st_mode):
             return [f"{file.path}: is not a regular file"]

@@ -2,11 +2,11 @@
 
 A new file is written under a hidden temporary name, synced, and only then given its name, so that whoever
 sees the name sees all of it. Records are JSON with a checksum of themselves. No symbolic link is followed.
+Checksums are BLAKE3: as strict as SHA-256, and several times faster, so that disks set the pace.
 """
 
 import contextlib
 import errno
-import hashlib
 import io
 import json
 import os
@@ -15,15 +15,16 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from blake3 import blake3
 
 from skyrl_maze.errors import AdapterError, SetupError
 
 COMPONENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-SHA256 = re.compile(r"[0-9a-f]{64}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 CHUNK_BYTES = 1 << 20
 _SEAL = "seal"
 _MAX_RECORD_BYTES = 64 << 20
@@ -37,48 +38,15 @@ class FileRecord:
 
     path: str
     bytes: int
-    sha256: str
-
-
-class Digest(Protocol):
-    """What hashlib and blake3 give."""
-
-    def update(self, data: memoryview, /) -> object: ...
-
-    def hexdigest(self) -> str: ...
-
-
-class Checksum:
-    """A checksum that is computed by another thread, while this one goes on."""
-
-    def __init__(self, digest: Digest, pool: Executor) -> None:
-        self._digest, self._pool = digest, pool
-        self._pending: Future[object] | None = None
-
-    def update(self, data: memoryview) -> None:
-        """Add `data`, which must stay as it is until `wait`, or the next call, returns."""
-        self.wait()
-        self._pending = self._pool.submit(self._digest.update, data)
-
-    def wait(self) -> None:
-        """Return when all that was added is taken in."""
-        if self._pending is not None:
-            self._pending.result()
-
-    def hexdigest(self) -> str:
-        """The checksum of all that was added."""
-        self.wait()
-        return self._digest.hexdigest()
+    blake3: str
 
 
 class HashedFile:
     """A file that is written once, front to back, and knows its size and checksum."""
 
-    def __init__(self, handle: int, checksum: Checksum) -> None:
-        self._handle, self._checksum, self.bytes = handle, checksum, 0
-        # While one is filled, the checksum of the other may still be computed.
-        self._buffer, self._other = (memoryview(bytearray(CHUNK_BYTES)) for _ in range(2))
-        self._filled = 0
+    def __init__(self, handle: int) -> None:
+        self._handle, self._checksum, self.bytes = handle, blake3(), 0
+        self._buffer, self._filled = memoryview(bytearray(CHUNK_BYTES)), 0
 
     def write(self, data: bytes | memoryview) -> None:
         """Append `data`; small pieces are gathered first."""
@@ -87,7 +55,6 @@ class HashedFile:
         if len(rest) >= CHUNK_BYTES:
             self.flush()
             self._put(rest)
-            self._checksum.wait()
             return
         while rest:
             count = min(len(rest), CHUNK_BYTES - self._filled)
@@ -100,7 +67,7 @@ class HashedFile:
     def flush(self) -> None:
         """Hand what was gathered to the system."""
         self._put(self._buffer[: self._filled])
-        self._buffer, self._other, self._filled = self._other, self._buffer, 0
+        self._filled = 0
 
     def _put(self, data: memoryview) -> None:
         self._checksum.update(data)
@@ -108,20 +75,17 @@ class HashedFile:
             data = data[os.write(self._handle, data) :]
 
     def hexdigest(self) -> str:
-        """The checksum of all that was written so far."""
+        """The checksum of all that was written so far, but for what was not yet flushed."""
         return self._checksum.hexdigest()
 
     def record(self, path: str) -> FileRecord:
-        """The record of all that was written so far, where the checksum is a SHA-256."""
+        """The record of a file that is whole."""
         return FileRecord(path, self.bytes, self.hexdigest())
 
 
 @contextlib.contextmanager
-def new_file(path: Path, digest: Digest | None = None) -> Iterator[HashedFile]:
+def new_file(path: Path) -> Iterator[HashedFile]:
     """A file that gets its name when it is whole and on disk; on any error nothing is left of it.
-
-    Args:
-        digest: computes its checksum; a SHA-256 unless given.
 
     Raises:
         AdapterError: something has that name already.
@@ -129,9 +93,9 @@ def new_file(path: Path, digest: Digest | None = None) -> Iterator[HashedFile]:
     refuse_existing(path)
     handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(handle, "wb", buffering=0), ThreadPoolExecutor(1) as pool:
+        with os.fdopen(handle, "wb", buffering=0):
             os.fchmod(handle, 0o644)
-            file = HashedFile(handle, Checksum(digest or hashlib.sha256(), pool))
+            file = HashedFile(handle)
             yield file
             file.flush()
             os.fsync(handle)
@@ -217,7 +181,9 @@ def open_regular(folder: Path, name: str) -> io.FileIO:
 def record_of(folder: Path, name: str) -> FileRecord:
     """The size and checksum of a file of `folder` as it is now."""
     with open_regular(folder, name) as file, explained(f"read {name}", folder):
-        digest = hashlib.file_digest(file, "sha256")
+        digest = blake3()
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
         return FileRecord(name, file.tell(), digest.hexdigest())
 
 
@@ -227,7 +193,7 @@ def sealed(record: dict[str, Any]) -> bytes:
 
 
 def _digest(record: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    return blake3(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def read_sealed(path: Path) -> dict[str, Any]:

@@ -85,4 +85,4 @@ def _describe(found: complete.Complete) -> None:
     print(f"run      {found.run_id}")
     print(f"step     {found.step}, attempt {found.attempt}")
     for file in found.files:
-        print(f"file     {file.path}, {file.bytes:,} bytes, sha256 {file.sha256[:16]}")
+        print(f"file     {file.path}, {file.bytes:,} bytes, blake3 {file.blake3[:16]}")

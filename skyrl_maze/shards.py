@@ -12,10 +12,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blake3 import blake3
-
 from skyrl_maze.durable import (
     COMPONENT,
+    DIGEST,
     Fields,
     explained,
     new_file,
@@ -33,7 +32,6 @@ SCHEMA = 1
 BYTES_OF = {"F32": 4, "F16": 2, "BF16": 2}
 _DTYPE = re.compile("|".join(BYTES_OF))
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,499}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_RANKS = 1 << 20
 _MANIFEST_ROOM = 1 << 20  # more than the manifest of a thousand matrices takes
 
@@ -57,11 +55,7 @@ class ShardTensor:
 
 @dataclass(frozen=True)
 class ShardManifest:
-    """What a rank says about the shard that it wrote; `bytes` and `blake3` are those of `file`.
-
-    Shards are written and read anew after every step, so their checksum is BLAKE3: as strict as SHA-256, and
-    several times faster. What is published has SHA-256, which every system can check.
-    """
+    """What a rank says about the shard that it wrote; `bytes` and `blake3` are those of `file`."""
 
     run_id: str
     step: int
@@ -149,7 +143,7 @@ def write_shard(
         folder.mkdir(exist_ok=True)
         require_space(folder, size + _MANIFEST_ROOM)
         refuse_existing(folder / f"{name}.json")
-        with new_file(folder / manifest.file, blake3()) as file:
+        with new_file(folder / manifest.file) as file:
             file.write(shard_header(entries))
             for entry in filter(lambda entry: entry.rows, entries):
                 file.write(_bytes_of(tensors[entry.name][0], dtype))
@@ -256,7 +250,7 @@ def _parse(record: Any, where: str) -> ShardManifest:
         tensors,
         fields.text("file", re.compile(re.escape(file)), f"{file!r}, in the same folder"),
         fields.integer("bytes", size, size),
-        fields.text("blake3", _DIGEST, "64 hexadecimal digits"),
+        fields.text("blake3", DIGEST, "64 hexadecimal digits"),
     )
 
 

@@ -122,7 +122,7 @@ def publish(version: Version, build: Build) -> Complete:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
         sync_folder(version.path)
-        listed = tuple(FileRecord(f"{ADAPTER}/{file.path}", file.bytes, file.sha256) for file in files)
+        listed = tuple(FileRecord(f"{ADAPTER}/{file.path}", file.bytes, file.blake3) for file in files)
         complete = Complete(version.run_id, version.step, version.attempt, listed)
         with new_file(version.path / COMPLETE) as marker:
             marker.write(complete_bytes(complete))
