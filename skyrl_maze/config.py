@@ -27,6 +27,7 @@ from skyrl_maze.recipes import read_settings
 
 DEVICES = ("cuda", "cpu")
 CONSOLES = ("full", "progress")
+STARTS = ("unfinished", "habit")
 
 
 WIRE_DTYPES = ("bfloat16", "float32", "float16")
@@ -59,6 +60,8 @@ class RunConfig(BaseConfig):
     """Supervised steps of the rehearsal's tiny model; 0 leaves it random, so that it may say anything."""
     school_seed: int = 0
     """Seed of the miniature run's partly taught model."""
+    start: str = "unfinished"
+    """What the miniature run begins with: `unfinished` has begun to read, `habit` stops short of goals."""
     only_model: bool = False
     """End once the model is built, where this package builds it."""
 
@@ -206,6 +209,7 @@ def _run_problems(cfg: MazeTrainConfig) -> list[str]:
         for name, value, allowed in (
             ("device", cfg.run.device, DEVICES),
             ("console", cfg.run.console, CONSOLES),
+            ("start", cfg.run.start, STARTS),
         )
         if value not in allowed
     ]
