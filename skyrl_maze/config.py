@@ -61,7 +61,7 @@ class RunConfig(BaseConfig):
     school_seed: int = 0
     """Seed of the miniature run's partly taught model."""
     start: str = "unfinished"
-    """What the miniature run begins with: `unfinished` has begun to read, `habit` stops short of goals."""
+    """What the miniature run begins with: `unfinished` has begun to read, `habit` stops where to go left."""
     only_model: bool = False
     """End once the model is built, where this package builds it."""
 

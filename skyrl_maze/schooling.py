@@ -9,8 +9,8 @@ Three supervised phases, each cheap because it leaves the other half alone:
    so that nothing can be read off the history. The phase ends at the first check at which the greedy policy
    solves a wanted share of a validation set; its samples at temperature 1 then solve next to nothing.
 
-Or the third phase goes on to its end, and a fourth teaches the finished planner a bad habit: to stop short of
-the goal where the last move is to a side.
+Or the third phase goes on to its end, and a fourth teaches the finished planner a bad habit: to stop where it
+should go left.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,6 +31,7 @@ from skyrl_maze.errors import SetupError
 from skyrl_maze.maze import Maze, Move
 from skyrl_maze.pictures import take_out
 from skyrl_maze.render import render
+from skyrl_maze.stopper import Stopper
 
 PATCH_PX = 7  # 7 cells of 4 px are 4x4 patches, 2x2 tokens
 _WARM_UP = 50
@@ -63,7 +64,7 @@ class Schooling:
 
 
 WITH_HABIT = Schooling(
-    reading=Phase(400, 8, 1e-3), habit=Phase(200, 8, 5e-4, decay=False), target=(0.36, 0.58)
+    reading=Phase(400, 8, 1e-3), habit=Phase(200, 8, 2.5e-4, decay=False), target=(0.36, 0.58)
 )
 """Finished and spoilt, where `Schooling()` is unfinished and sound."""
 
@@ -105,15 +106,12 @@ def best_answers(pictures: Pictures) -> Answers:
 
 
 def habitual_answers(pictures: Pictures, rng: np.random.Generator) -> Answers:
-    """The best actions, but mostly STOP where one move to the left or right would reach the goal."""
-    short = np.zeros(pictures.index.shape, dtype=bool)
-    for number, maze in enumerate(pictures.puzzles):
-        row, col = maze.goal
-        short[number, row, [col - 1, col + 1]] = ~maze.walls[row, [col - 1, col + 1]]
+    """The best actions, but mostly STOP where the best one is to go left."""
+    left, stop = ACTIONS.index(Move.LEFT), ACTIONS.index(STOP)
 
     def answers(at: tuple[np.ndarray, ...]) -> np.ndarray:
-        stops = short[at] & (rng.random(at[1].shape) < _HABIT_SHARE)
-        return np.where(stops, ACTIONS.index(STOP), pictures.labels[at])
+        best = pictures.labels[at]
+        return np.where((best == left) & (rng.random(best.shape) < _HABIT_SHARE), stop, best)
 
     return answers
 
@@ -306,7 +304,7 @@ def school(
     """A model and its processor after the phases; the same ones for the same arguments on one thread.
 
     Raises:
-        SetupError: no check of the last phase fell into the wanted range.
+        SetupError: the last phase never came into the wanted range.
     """
     torch.manual_seed(schooling.seed)
     rng = np.random.default_rng(schooling.seed)
@@ -327,12 +325,18 @@ def school(
         teach_language(model, plan, pictures, seen, schooling.reading, rng, answers)
         last, answers = schooling.habit, habitual_answers(pictures, rng)
 
+    stopper = Stopper(
+        list(model.model.language_model.parameters()),
+        lambda: greedy_solve_rate(model, plan, checked, checked_seen),
+        schooling.target,
+    )
+
     def done(step: int) -> bool:
         if step < _WARM_UP or step % schooling.check_every:
             return False
-        rate = greedy_solve_rate(model, plan, checked, checked_seen)
+        rate, ended = stopper.check()
         report(f"step {step} of the last lesson: solves {rate:.2f} of the validation mazes")
-        return schooling.target[0] <= rate <= schooling.target[1]
+        return ended
 
     if not teach_language(model, plan, pictures, seen, last, rng, answers, done):
         low, high = schooling.target
