@@ -8,6 +8,7 @@ from skyrl_maze import _compat
 _compat.install()
 
 import functools  # noqa: E402
+import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -79,6 +80,8 @@ class AdapterTrainer(RayPPOTrainer):
             self._served = coming.version
             report = ray.get(self._merger.report.remote(), timeout=60)
             self.all_metrics["adapter/step"] = report["step"]
+            self.all_metrics["adapter/attempt"] = report["attempt"]
+            self.all_metrics["adapter/served_at_s"] = time.time()
             self.all_metrics["adapter/bytes"] = report["bytes"]
             self.all_metrics["timing/adapter_merge"] = report["seconds"]
             self.all_metrics.update(proof)

@@ -17,6 +17,7 @@ from skyrl.train.utils.trajectory_logging import TrajectoryLogger  # noqa: E402
 from skyrl_maze import advantages  # noqa: E402
 from skyrl_maze.config import MazeTrainConfig, policy_ranks  # noqa: E402
 from skyrl_maze.env import register  # noqa: E402
+from skyrl_maze.exporter import MetricsExporter  # noqa: E402
 from skyrl_maze.generator import MazeVLMGenerator  # noqa: E402
 from skyrl_maze.narrator import ChatLogger, Narrator  # noqa: E402
 from skyrl_maze.recorder import EvaluationRecorder  # noqa: E402
@@ -74,8 +75,9 @@ class MazeExperiment(BasePPOExp):
 
     def get_trainer(self, cfg: Any, **parts: Any) -> RayPPOTrainer:
         self.log.event("loading_policy", ranks=policy_ranks(cfg))
-        # In this order: the figures are in the record before it is told.
-        callbacks = [self.evaluations, Narrator(self.log)]
+        # In this order: the figures are in the record before it is told and exported.
+        exporter = MetricsExporter(Path(cfg.run.root), cfg.run.id, self.log)
+        callbacks = [self.evaluations, Narrator(self.log), exporter]
         return MazeTrainer(cfg=cfg, callbacks=callbacks, log=self.log, **parts)
 
     def run(self) -> None:

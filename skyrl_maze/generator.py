@@ -141,18 +141,20 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
 
         `chats` holds each conversation as people read it, `masked_because` why an episode carries no gradient
         (None for those that do), `adapter_versions` what the engines served, `records` what the environment
-        keeps of each (None where it keeps nothing), and `rollout_metrics` the counts under `generate/`.
+        keeps of each (None where it keeps nothing), and `rollout_metrics` the counts under `generate/` and the
+        tokens sampled a second.
 
         Raises:
             RolloutError: more episodes were lost than `generator.rollouts.max_failed_share` allows.
         """
         batch = _Batch(Tally(episodes=len(input_batch["prompts"])))
-        token = _BATCH.set(batch)
+        token, started_s = _BATCH.set(batch), time.monotonic()
         try:
             output = await super().generate(input_batch, disable_tqdm)
         finally:
             _BATCH.reset(token)
             batch.end()
+        seconds = time.monotonic() - started_s
         # SkyRL keeps the lists of ids as they are and drops the rest, so a list tells its episode.
         episodes = {id(episode.response_ids): episode for episode in batch.outputs}
         ordered = [episodes[id(response_ids)] for response_ids in output["response_ids"]]
@@ -163,6 +165,9 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
         self._stand_ins(output, batch.tally)
         batch.tally.check(self._rollouts.max_failed_share)
         output["rollout_metrics"].update(batch.tally.metrics())
+        sampled = sum(map(sum, output["loss_masks"]))
+        # SkyRL averages over the batches of an evaluation what says mean in its name.
+        output["rollout_metrics"]["generate/tokens_per_second_mean"] = sampled / seconds
         if self._observe is not None:
             self._observe(input_batch, output)
         return output

@@ -15,7 +15,7 @@ PACKAGES = ("entrypoints", "recipes", "hyperpod")
 ORDER = (
     *("errors", "durable", "maze", "render", "actions", "prompt", "reward", "episode", "records"),
     *("evaluate", "compare"),
-    *("env", "gymnasium_env", "dataset", "results", "recipes", "runlog", "pictures", "chat", "trajectory"),
+    *("env", "gymnasium_env", "dataset", "results", "recipes", "runlog", "gauges", "pictures", "chat", "trajectory"),
     *("faults", "threads", "address", "policies", "endpoint", "plan", "play", "replay", "scores"),
     *("report", "report_page"),
     *("demonstrations", "demo_rows", "demo_files"),
@@ -25,7 +25,7 @@ ORDER = (
     *("budget", "preflight"),
     *("together", "training_state", "serving", "probe", "applied_lora", "sharing", "worker"),
     *("engine", "player", "generator"),
-    *("adapter_trainer", "trainer", "narrator", "recorder", "experiment"),
+    *("adapter_trainer", "trainer", "narrator", "recorder", "exporter", "experiment"),
     *("launch", "entrypoints", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli"),
     *("cli", "hyperpod"),
 )
@@ -36,7 +36,8 @@ MAY_BE_HEAVY = {
     "schooling",
     *("advantages", "config", "vision", "budget", "preflight"),
     *("together", "training_state", "applied_lora", "sharing", "worker"),
-    *("engine", "player", "generator", "adapter_trainer", "trainer", "narrator", "recorder", "experiment"),
+    *("engine", "player", "generator", "adapter_trainer", "trainer"),
+    *("narrator", "recorder", "exporter", "experiment"),
 }
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
 COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli", "cli")
