@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup rehearse mini test test-fast browser lint lock bench bench-lora clean
+.PHONY: help setup rehearse mini test test-fast browser promtool lint lock bench bench-lora clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -30,6 +30,9 @@ test-fast: setup  ## the tests that take seconds
 
 browser:  ## a Chromium for the tests of the report page: one that is there, else apt's (as root)
 	@scripts/browser.sh
+
+promtool: setup  ## promtool for the tests of the alert rules: one that is there, else Debian's, into .venv
+	@scripts/promtool.sh
 
 lint: setup  ## ruff and mypy
 	$(PYTHON) -m ruff check .

@@ -41,18 +41,28 @@ class MetricsExporter(TrainingCallback):
     ) -> None:
         with self._guarded("finding Ray's metrics endpoints"):
             self._log.event("exporting_metrics", urls=discover_ray_metrics_urls())
-        self._export(callback_input, trainer.all_metrics)  # what sharing the first adapter came to
+        self._export(trainer.all_metrics)  # what sharing the first adapter came to
+        self._export(self._state(callback_input))
+
+    def on_save(
+        self, trainer: RayPPOTrainer, callback_input: CallbackInput, control: TrainingControl
+    ) -> None:
+        # The last checkpoint of a run may come after its last record.
+        self._export({f"timing/{name}": seconds for name, seconds in trainer.all_timings.items()})
 
     def on_log(self, trainer: RayPPOTrainer, callback_input: CallbackInput, control: TrainingControl) -> None:
-        self._export(callback_input, callback_input.logs or {})
+        self._export({**(callback_input.logs or {}), **self._state(callback_input)})
 
-    def _export(self, now: CallbackInput, logs: Mapping[str, Any]) -> None:
-        run = {"run/step": now.global_step, "run/steps": now.total_steps, "run/ended_at_s": time.time()}
+    def _state(self, now: CallbackInput) -> dict[str, float]:
+        state = {"run/step": now.global_step, "run/steps": now.total_steps, "run/ended_at_s": time.time()}
         with self._guarded("reading how full the run's file system is"):
             disk = shutil.disk_usage(self._root)
-            run |= {"run/free_bytes": disk.free, "run/size_bytes": disk.total}
+            state |= {"run/free_bytes": disk.free, "run/size_bytes": disk.total}
+        return state
+
+    def _export(self, logs: Mapping[str, Any]) -> None:
         with self._guarded("exporting metrics"):
-            for exported, value in readings({**logs, **run}):
+            for exported, value in readings(logs):
                 self._set(exported, value)
 
     def _set(self, exported: Exported, value: float) -> None:

@@ -93,7 +93,10 @@ TABLE = (
     ),
     Exported("adapter/step", "adapter_step", "step", "Step of the adapter that all engines serve."),
     Exported(
-        "adapter/attempt", "adapter_attempt", "attempt", "How often the run had been resumed when it was made."
+        "adapter/attempt",
+        "adapter_attempt",
+        "attempt",
+        "How often the run had been resumed when it was made.",
     ),
     Exported(
         "adapter/served_at_s",
@@ -112,7 +115,9 @@ TABLE = (
     ),
     Exported("timing/adapter_merge", "adapter_merge_seconds", "seconds", "Merging the ranks' shards."),
     Exported("timing/adapter_load", "adapter_load_seconds", "seconds", "Loading it into every engine."),
-    Exported("timing/adapter_probe", "adapter_probe_seconds", "seconds", "Proving that engines answer with it."),
+    Exported(
+        "timing/adapter_probe", "adapter_probe_seconds", "seconds", "Proving that engines answer with it."
+    ),
     Exported(
         "generate/tokens_per_second_mean",
         "rollout_tokens_per_second",

@@ -356,8 +356,72 @@ def test_without_a_browser_one_line_says_what_to_do(
     assert done.stderr.count("\n") == 1
 
 
+# --- promtool for the tests of the alert rules ---
+
+
+def see_to_promtool(folder: Path, user: int, **tools: str) -> subprocess.CompletedProcess[str]:
+    """Run a checkout's scripts/promtool.sh as `user`, with stand-ins for `tools` beside a few commands."""
+    script = folder / "checkout/scripts/promtool.sh"
+    write_script(script, (ROOT / "scripts/promtool.sh").read_text())
+    for tool in ("dirname", "mkdir", "mktemp", "mv", "rm", "sed", "sh", "tail", "touch"):
+        (folder / tool).symlink_to(str(shutil.which(tool)))
+    for name, text in {"id": f"echo {user}", **tools}.items():
+        write_script(folder / name, f"#!/bin/sh\n{text}\n")
+    return subprocess.run(
+        [script], env={"PATH": str(folder)}, cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+UNPACK = 'mkdir -p "$3/usr/bin"; echo "$2" >"$3/usr/bin/promtool"'
+
+
+@pytest.mark.parametrize("place", ["promtool", "checkout/.venv/bin/promtool"])
+def test_a_promtool_that_is_there_is_taken(tmp_path: Path, place: str) -> None:
+    write_script(tmp_path / place, "#!/bin/sh\n")
+    done = see_to_promtool(tmp_path, 1000)
+    assert (done.returncode, done.stdout) == (0, f"promtool: {tmp_path / place}\n")
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_promtool_alone_is_taken_out_of_debians_package(tmp_path: Path, user: int) -> None:
+    (tmp_path / "checkout/.venv/bin").mkdir(parents=True)
+    apt = {"apt-get": "touch prometheus_2_all.deb", "dpkg-deb": UNPACK}
+    done = see_to_promtool(tmp_path, user, **apt)
+    made = tmp_path / "checkout/.venv/bin/promtool"
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"promtool: {made}\n", "")
+    assert made.read_text().endswith("/prometheus_2_all.deb\n")
+
+
+def test_root_fetches_apts_lists_where_there_are_none(tmp_path: Path) -> None:
+    (tmp_path / "checkout/.venv/bin").mkdir(parents=True)
+    lists = tmp_path / "lists"
+    text = f"case $* in *update*) touch {lists};; *) [ -e {lists} ] && touch prometheus_2_all.deb;; esac"
+    done = see_to_promtool(tmp_path, 0, **{"apt-get": text, "dpkg-deb": UNPACK})
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "checkout/.venv/bin/promtool").exists()
+
+
+@pytest.mark.parametrize(
+    ("user", "setup", "apt", "why"),
+    [
+        (0, False, {}, "no .venv: run make setup, then this again"),
+        (0, True, {}, "no promtool on PATH: install prometheus with this system's packages"),
+        (1000, True, {"apt-get": "exit 100"}, "apt-get download prometheus failed: sudo apt-get update, and"),
+        (0, True, {"apt-get": "echo oh dear; exit 100"}, "apt-get download prometheus failed: oh dear"),
+    ],
+)
+def test_without_promtool_one_line_says_what_to_do(
+    tmp_path: Path, user: int, setup: bool, apt: dict[str, str], why: str
+) -> None:
+    (tmp_path / "checkout" / (".venv/bin" if setup else "")).mkdir(parents=True)
+    done = see_to_promtool(tmp_path, user, **apt)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"promtool: {why}")
+    assert done.stderr.count("\n") == 1
+
+
 def test_script_is_executable() -> None:
-    for script in ("scripts/bootstrap.sh", "scripts/lock.sh", ".ci/run"):
+    for script in ("scripts/bootstrap.sh", "scripts/lock.sh", "scripts/promtool.sh", ".ci/run"):
         assert os.access(ROOT / script, os.X_OK), script
 
 

@@ -3,8 +3,6 @@
 import copy
 import functools
 import importlib.metadata
-import importlib.util
-import json
 import re
 import shutil
 import subprocess
@@ -392,28 +390,3 @@ def test_the_script_reads_what_the_manifest_says() -> None:
 
 def test_the_schemas_come_with_their_licence() -> None:
     assert "Apache License 2.0" in (ROOT / "tests/kuberay/NOTICE").read_text(encoding="utf-8")
-
-
-# --- The dashboard ---
-
-
-def known_metrics() -> set[str]:
-    """Metrics that Ray's own panels and SkyRL's reader of the engines' metrics name."""
-    spec = importlib.util.find_spec("ray")
-    assert spec is not None
-    assert spec.origin is not None
-    ray = Path(spec.origin).parent / "dashboard/modules/metrics/dashboards/default_dashboard_panels.py"
-    scraper = importlib.metadata.distribution("skyrl").locate_file(
-        "skyrl/train/utils/vllm_metrics_scraper.py"
-    )
-    return set(re.findall(r"\bray_[a-z_]+", ray.read_text() + Path(str(scraper)).read_text()))
-
-
-def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
-    panels = json.loads((HYPERPOD / "dashboard.json").read_text())["panels"]
-    asked = {
-        name for panel in panels for t in panel["targets"] for name in re.findall(r"\bray_\w+", t["expr"])
-    }
-    assert len(asked) > 10
-    label = "ray_io_cluster"  # set by the observability add-on
-    assert asked - {label} <= known_metrics() - {label}

@@ -15,7 +15,18 @@ PACKAGES = ("entrypoints", "recipes", "hyperpod")
 ORDER = (
     *("errors", "durable", "maze", "render", "actions", "prompt", "reward", "episode", "records"),
     *("evaluate", "compare"),
-    *("env", "gymnasium_env", "dataset", "results", "recipes", "runlog", "gauges", "pictures", "chat", "trajectory"),
+    *(
+        "env",
+        "gymnasium_env",
+        "dataset",
+        "results",
+        "recipes",
+        "runlog",
+        "gauges",
+        "pictures",
+        "chat",
+        "trajectory",
+    ),
     *("faults", "threads", "address", "policies", "endpoint", "plan", "play", "replay", "scores"),
     *("report", "report_page"),
     *("demonstrations", "demo_rows", "demo_files"),
@@ -46,7 +57,7 @@ PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name not in ("_compat",
 # Test files about the whole, not about one module.
 TOPICS = {
     *("layers", "packaging", "bootstrap", "rehearsal", "served", "docs", "benchmarks", "report_browser"),
-    "hyperpod_job",
+    *("hyperpod_job", "observability"),
 }
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
 

@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from prometheus_scrape import Scraper
+from test_observability import ASKED
 
 from skyrl_maze import checkpoints, complete, versions
 from skyrl_maze.evaluate import figures, metrics
+from skyrl_maze.gauges import TABLE
 from skyrl_maze.report import gather
 from skyrl_maze.results import read_result, step_folder
 from skyrl_maze.runlog import EVENTS_FILE, read_metrics
@@ -27,6 +30,8 @@ COMMAND = Path(sysconfig.get_path("scripts")) / "skyrl.entrypoints.main_base"
 STEPS = 6
 # Ports that SkyRL's engine and router, Ray's dashboard and its client would take first.
 BUSY_PORTS = (8000, 8265, 10001, 29000)
+# What the dashboard asks for and only a GPU has.
+ONLY_WITH_GPUS = {"ray_node_gpus_utilization", "ray_node_gram_used"}
 
 
 @dataclass
@@ -34,6 +39,7 @@ class Rehearsal:
     done: subprocess.CompletedProcess[str]
     root: Path
     metrics: list[dict[str, float]]
+    exported: Scraper
 
 
 @contextlib.contextmanager
@@ -50,18 +56,19 @@ def _listening(ports: tuple[int, ...]) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Rehearsal:
     folder = tmp_path_factory.mktemp("rehearsal")
-    with _listening(BUSY_PORTS):
+    root = folder / "runs/maze-cpu"
+    with _listening(BUSY_PORTS), Scraper(root) as exported:
         done = subprocess.run(
             [str(COMMAND), "+recipe=maze_cpu"],
             cwd=folder,
-            env={**os.environ, "XDG_CACHE_HOME": str(model_cache)},
+            # Ray sends metrics on every ten seconds, which is longer than a step here may be.
+            env={**os.environ, "XDG_CACHE_HOME": str(model_cache), "RAY_metrics_report_interval_ms": "1000"},
             capture_output=True,
             text=True,
             timeout=900,
         )
-    root = folder / "runs/maze-cpu"
     assert done.returncode == 0, done.stdout + done.stderr
-    return Rehearsal(done, root, read_metrics(root))
+    return Rehearsal(done, root, read_metrics(root), exported)
 
 
 @pytest.mark.timeout(1000)
@@ -223,6 +230,26 @@ def test_the_shards_can_be_merged_by_hand(rehearsal: Rehearsal, tmp_path: Path) 
         assert done.returncode == 0, done.stderr
     merged = next(out.rglob("adapter_model.safetensors"))
     assert merged.read_bytes() == _adapter(rehearsal, STEPS).read_bytes()
+
+
+def test_every_metric_that_a_panel_or_rule_names_is_exported(rehearsal: Rehearsal) -> None:
+    """From Ray's own endpoints; what needs a GPU is told apart by name."""
+    assert ASKED - set(rehearsal.exported.seen) == ONLY_WITH_GPUS
+
+
+def test_what_is_exported_is_what_was_logged(rehearsal: Rehearsal) -> None:
+    for row in TABLE:
+        seen = rehearsal.exported.seen[row.series]
+        assert {dict(labels)["run_id"] for labels, _ in seen} == {"maze-cpu"}
+        values = {value for labels, value in seen if dict(labels).get("cause") == row.cause}
+        assert values
+        if row.logged.startswith("run/"):
+            continue
+        logged = {float(record[row.logged]) for record in rehearsal.metrics if row.logged in record}
+        unlogged = values - logged - ({0.0} if row.cause else set())
+        # The adapter that is shared before there is a record.
+        assert len(unlogged) <= ("adapter" in row.logged), row.logged
+    assert max(value for _, value in rehearsal.exported.seen["ray_skyrl_maze_step"]) >= STEPS - 1
 
 
 def test_every_evaluation_lies_in_the_run_and_says_what_was_logged(rehearsal: Rehearsal) -> None:
