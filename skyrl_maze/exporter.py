@@ -23,7 +23,7 @@ from skyrl_maze.runlog import RunLog
 
 
 class MetricsExporter(TrainingCallback):
-    """Sets the gauges of `gauges.TABLE`; Ray's agent on this node serves them for as long as this process lives.
+    """Sets the gauges of `gauges.TABLE`; Ray's agent on this node serves them while this process lives.
 
     Args:
         root: the run's folder, whose file system is watched.

@@ -115,9 +115,7 @@ TABLE = (
     ),
     Exported("timing/adapter_merge", "adapter_merge_seconds", "seconds", "Merging the ranks' shards."),
     Exported("timing/adapter_load", "adapter_load_seconds", "seconds", "Loading it into every engine."),
-    Exported(
-        "timing/adapter_probe", "adapter_probe_seconds", "seconds", "Proving that engines answer with it."
-    ),
+    Exported("timing/adapter_probe", "adapter_probe_seconds", "seconds", "Proving that they use it."),
     Exported(
         "generate/tokens_per_second_mean",
         "rollout_tokens_per_second",
@@ -141,7 +139,7 @@ TABLE = (
 
 
 def readings(logs: Mapping[str, Any]) -> Iterator[tuple[Exported, float]]:
-    """The metrics that a record of the trainer holds, with their values; what is no finite number is left out.
+    """The metrics that a record of the trainer holds, with their values; only finite numbers count.
 
     A step that lost no episode to a cause does not log that cause: it is 0 then.
     """

@@ -141,8 +141,8 @@ class MazeVLMGenerator(SkyRLVLMGymGenerator):
 
         `chats` holds each conversation as people read it, `masked_because` why an episode carries no gradient
         (None for those that do), `adapter_versions` what the engines served, `records` what the environment
-        keeps of each (None where it keeps nothing), and `rollout_metrics` the counts under `generate/` and the
-        tokens sampled a second.
+        keeps of each (None where it keeps nothing), and `rollout_metrics` the counts under `generate/`, with
+        the tokens sampled a second.
 
         Raises:
             RolloutError: more episodes were lost than `generator.rollouts.max_failed_share` allows.

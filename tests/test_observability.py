@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules: their form, the metrics that they name, and what the rules say of a run."""
+"""The dashboard and the alert rules: their form, the metrics they name, and what the rules say of a run."""
 
 import importlib.metadata
 import importlib.util
