@@ -31,7 +31,8 @@ def trainer_of(*settings, tokenizer=None):
     """The trainer of the rehearsal with these settings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(skyrl_trainer, "configure_ray_worker_logging", lambda: None)  # would move the logs
-        cfg = build_config(["+recipe=maze_cpu", *settings])
+        no_ray = "generator.inference_engine.enable_ray_prometheus_stats=false"
+        cfg = build_config(["+recipe=maze_cpu", no_ray, *settings])
         return MazeTrainer(cfg, None, tokenizer, None, None, None)
 
 
