@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -193,12 +194,15 @@ def test_whatever_is_sampled_the_rules_hold(
     rollouts = RolloutConfig(retry_wait_s=0, retries=20)
     generator = build(remembered, rollouts=rollouts, knows_files=knows_files, trouble=trouble)
     rewards = [rng.choice([0.0, 0.5, -0.25]) for _ in range(turns)]
+    began_s = time.monotonic()
     output = play(
         generator, [{"turns": turns, "pictures": pictures, "rewards": rewards, "shade": seed % 200}]
     )
+    whole_s = time.monotonic() - began_s
 
     [prompt], [response], [mask] = output["prompt_token_ids"], output["response_ids"], output["loss_masks"]
     assert output["rollout_metrics"]["generate/masked_episodes"] == 0
+    assert output["rollout_metrics"]["generate/tokens_per_second_mean"] >= sum(mask) / whole_s
     assert len(response) == len(mask) == len(output["rewards"][0]) == len(output["rollout_logprobs"][0])
     assert sum(output["rewards"][0]) == pytest.approx(sum(rewards))
     whole, position = prompt + response, len(prompt)

@@ -184,7 +184,7 @@ def test_figures_are_logged_once(run):
 
 def test_a_full_disk_is_one_line_and_costs_no_figure(run):
     events = EventReader(run.root)
-    with room_for(3000):
+    with room_for(3500):
         logged = run.evaluate(5)
     assert "eval/solve_rate_low" in logged
     notes = [event["text"] for event in events.new() if event["event"] == "note"]
