@@ -126,9 +126,9 @@ class Gateway:
         made.cert_pem.write_to_path(str(self.folder / authority))
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         made.issue_cert("localhost").configure_cert(context)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()
-        site = web.TCPSite(runner, "localhost", 0, ssl_context=context)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
         await site.start()
         self._runners = [*getattr(self, "_runners", []), runner]
         return int(runner.addresses[0][1])
@@ -167,8 +167,8 @@ def serve(gateway: Gateway) -> Iterator[Gateway]:
     try:
         asyncio.run_coroutine_threadsafe(gateway.start(), loop).result(30)
         yield gateway
-        asyncio.run_coroutine_threadsafe(gateway.stop(), loop).result(30)
     finally:
+        asyncio.run_coroutine_threadsafe(gateway.stop(), loop).result(30)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

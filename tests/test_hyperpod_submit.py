@@ -1,11 +1,14 @@
-"""`ray job ... --address sagemaker_ray://` with the real toolkit: what it asks, and what a user sees of failures.
+"""`ray job ... --address sagemaker_ray://` with the real toolkit: what it asks, and what a user sees.
 
 A job that is submitted in this way is in test_hyperpod_job.py.
 """
 
+import contextlib
+import http.client
 import logging
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import zipfile
@@ -14,7 +17,6 @@ from pathlib import Path
 
 import hyperpod_gateway
 import pytest
-import requests
 from hyperpod_gateway import COOKIE, Gateway
 from manifests import ROOT
 from ray._private.runtime_env.packaging import create_package
@@ -67,15 +69,17 @@ def test_who_has_no_token_gets_no_link(gateway: Gateway) -> None:
 
 
 def test_a_link_opens_once_and_every_request_needs_the_cookie(gateway: Gateway) -> None:
-    dashboard, verify = f"https://localhost:{gateway.port}", gateway.variables["REQUESTS_CA_BUNDLE"]
+    trust = ssl.create_default_context(cafile=gateway.variables["REQUESTS_CA_BUNDLE"])
     gateway.links.add("link")
 
-    def status(path: str, **cookies: str) -> int:
-        answer = requests.get(dashboard + path, verify=verify, cookies=cookies, allow_redirects=False)
-        return answer.status_code
+    def status(path: str, cookie: str = "") -> int:
+        connection = http.client.HTTPSConnection("localhost", gateway.port, context=trust, timeout=30)
+        with contextlib.closing(connection):
+            connection.request("GET", path, headers={"Cookie": cookie})
+            return connection.getresponse().status
 
     assert [status("/bearer-auth?token=link") for _ in range(2)] == [302, 401]
-    assert status("/api/version") == status("/api/version", **{COOKIE: "made-up"}) == 401
+    assert status("/api/version") == status("/api/version", f"{COOKIE}=made-up") == 401
 
 
 # --- What a user sees ---
@@ -116,19 +120,21 @@ def test_an_address_in_the_environment_wins_over_the_option(gateway: Gateway) ->
 
 # --- What is taken along ---
 
+_LARGE = {".venv/lib/torch.so": 11, "runs/maze/a.safetensors": 11, ".git/a.pack": 11, "b.safetensors": 101}
+
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What git has, and beside it what lies in a checkout that was worked in, some of it large."""
+    """What git has, and beside it what lies in a checkout that was worked in."""
     root = tmp_path / "checkout"
     for name in git_files():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, root / name)
-    for name in (".venv/lib/libtorch.so", "runs/maze/exports/model.safetensors", ".git/objects/pack/a.pack"):
+    for name, size_mib in _LARGE.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         with (root / name).open("wb") as file:
-            file.truncate(120 << 20)
-    for name in ("results/x/episodes.jsonl", "skyrl_maze/__pycache__/maze.pyc", "model.bin", "mine.yaml"):
+            file.truncate(size_mib << 20)
+    for name in ("results/x/episodes.jsonl", "skyrl_maze/__pycache__/maze.pyc", "mine.yaml"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"x")
     return root
@@ -147,10 +153,8 @@ def test_only_what_runs_is_taken_along(
 ) -> None:
     size, names, warnings = packed(checkout, tmp_path / "package.zip", caplog)
     folders = ("skyrl_maze/", "entrypoints/", "recipes/", "hyperpod/")
-    assert names == {name for name in git_files() if name.startswith(folders)} | {
-        "pyproject.toml",
-        "mine.yaml",
-    }
+    source = {name for name in git_files() if name.startswith(folders)}
+    assert names == source | {"pyproject.toml", "mine.yaml"}
     assert size < 2 << 20
     assert warnings == []
 
@@ -170,7 +174,7 @@ def test_what_is_taken_along_can_run(
     """As on a pod: the package of the working directory, first on the path that Ray makes."""
     packed(checkout, tmp_path / "package.zip", caplog)
     shutil.unpack_archive(tmp_path / "package.zip", tmp_path / "job")
-    code = "import skyrl_maze.recipes, skyrl_maze.hyperpod.fetch as f; print(*skyrl_maze.recipes.names(), f.__file__)"
+    code = "from skyrl_maze import recipes, hyperpod; print(*recipes.names(), *hyperpod.__path__)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**CLEAN, "PYTHONPATH": str(tmp_path / "job")},
@@ -180,4 +184,4 @@ def test_what_is_taken_along_can_run(
         timeout=60,
     )
     assert "maze_cpu" in done.stdout.split()
-    assert done.stdout.split()[-1] == str(tmp_path / "job/hyperpod/fetch.py")
+    assert done.stdout.split()[-1] == str(tmp_path / "job/hyperpod")
