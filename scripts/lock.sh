@@ -5,8 +5,7 @@
 #   scripts/lock.sh --upgrade  takes the newest of everything (any option of `uv pip compile` will do)
 #
 # cpu.txt and gpu.txt are whole environments for Linux on x86_64 and Python 3.12 or 3.13; dev.txt is what the
-# tests need beside cpu.txt. The first
-# two hold the extra hyperpod, for the image and for the tests.
+# tests need beside cpu.txt. The first two hold the extra hyperpod, for the image and for the tests.
 set -eu
 cd "$(dirname "$0")/.."
 
