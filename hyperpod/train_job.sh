@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The job: fetches the model once, waits for the GPUs, then trains or resumes.
 #
-#   ray job submit --address sagemaker_ray://skyrl-visgym/hyperpod-ns-maze -- train_job.sh [key=value ...]
+#   ray job submit --no-wait --address sagemaker_ray://skyrl-visgym/hyperpod-ns-maze -- train_job.sh [key=value ...]
 #
 # Arguments are settings of SkyRL and the recipe. What the pods' environment says (overlays/*/run.yaml) can be
-# said anew for one job: `-- MAZE_RUN_ID=maze-b train_job.sh trainer.seed=3`.
+# said anew for one job: `-- env MAZE_RUN_ID=maze-b train_job.sh trainer.seed=3`.
 #
 #   MAZE_RECIPE          recipe, or the path of one
 #   MAZE_RUN_ID          names the run's folder; the same id resumes from its last checkpoint
@@ -26,7 +26,8 @@ wait_s=${MAZE_WAIT_S:-1800}
 
 # SkyRL writes this one into its log and into Ray's runtime environment. The file in HF_TOKEN_PATH is enough.
 unset HF_TOKEN HUGGING_FACE_HUB_TOKEN
-# The job's folder may hold a checkout; the installed package, which the workers have as well, is to run.
+# What the workers have as well is to run, not what lies in this folder: the installed package, or the one of
+# --working-dir, which Ray has put before it.
 export PYTHONSAFEPATH=1
 
 # Runs one step in the background: bash acts on a signal while it waits, not while a command runs in front.

@@ -5,7 +5,7 @@
 #   scripts/lock.sh --upgrade  takes the newest of everything (any option of `uv pip compile` will do)
 #
 # cpu.txt and gpu.txt are whole environments for Linux on x86_64 and Python 3.12 or 3.13; dev.txt is what the
-# tests need beside cpu.txt.
+# tests need beside cpu.txt. The first two hold the extra hyperpod, for the image and for the tests.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -15,8 +15,8 @@ lock() {
         --no-emit-index-url --no-annotate --no-header "$@" >/dev/null
 }
 
-lock pyproject.toml --extra cpu --output-file requirements/cpu.txt "$@"
-lock pyproject.toml --extra gpu --output-file requirements/gpu.txt "$@"
+lock pyproject.toml --extra cpu --extra hyperpod --output-file requirements/cpu.txt "$@"
+lock pyproject.toml --extra gpu --extra hyperpod --output-file requirements/gpu.txt "$@"
 .venv/bin/python -c '
 import tomllib
 with open("pyproject.toml", "rb") as file:

@@ -54,6 +54,7 @@ class AdapterTrainer(RayPPOTrainer):
 
         super().build_models(worker.PolicyWorker, CriticWorker, worker.RefWorker)
         if self._is_lora:
+            self._ask_policy("watch", self.cfg.run.hang)
             self._merger = start_merger()
             self._share_through_folder()
             self._begin_attempt()
@@ -222,6 +223,11 @@ class AdapterTrainer(RayPPOTrainer):
             self._note(f"the data was saved with {state.data} and is {batches.settings()}: its order is new")
         if state.step >= self.total_training_steps:
             batches.end()  # SkyRL would take one step more
+
+    async def train(self) -> None:
+        await super().train()
+        if self._is_lora:
+            self._ask_policy("training_is_over")
 
     def save_models(self) -> None:
         """The merged adapter at `<export_path>/global_step_<N>/policy`, as PEFT and vLLM load it."""

@@ -23,13 +23,12 @@ from skyrl_maze.dataset import MazeSetSpec
 from skyrl_maze.env import MazeConfig
 from skyrl_maze.errors import ConfigError, closest
 from skyrl_maze.faults import RolloutConfig
+from skyrl_maze.hang_detection import HangConfig
 from skyrl_maze.recipes import read_settings
 
 DEVICES = ("cuda", "cpu")
 CONSOLES = ("full", "progress")
 STARTS = ("unfinished", "habit")
-
-
 WIRE_DTYPES = ("bfloat16", "float32", "float16")
 
 
@@ -56,6 +55,7 @@ class RunConfig(BaseConfig):
     console: str = "full"
     """`full` prints all that SkyRL, Ray and vLLM say; `progress` one line a step, the rest to a log file."""
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    hang: HangConfig = field(default_factory=HangConfig)
     warm_up_steps: int = 200
     """Supervised steps of the rehearsal's tiny model; 0 leaves it random, so that it may say anything."""
     school_seed: int = 0
@@ -169,6 +169,7 @@ def impossible(cfg: MazeTrainConfig) -> list[str]:
     return [
         *_run_problems(cfg),
         *_range_problems(cfg),
+        *[f"run.hang.{p}" for p in cfg.run.hang.problems()],
         *[f"environment.skyrl_gym.maze: {p}" for p in cfg.environment.skyrl_gym.maze.problems()],
         *[f"data.mazes.train.{p}" for p in _training_set_problems(cfg.data.mazes.train)],
         *[f"data.mazes.eval.{p}" for p in cfg.data.mazes.eval.problems()],

@@ -45,6 +45,8 @@ def start_nodes(gpus: int) -> Any:
     """
     from ray.cluster_utils import Cluster
 
+    # Of the cluster that took this job: the others know nothing of its working directory.
+    os.environ.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", None)
     common: dict[str, Any] = {"object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
     head = {"num_cpus": _CPUS_OF_HEAD, "num_gpus": 0, **common}
     cluster = Cluster(initialize_head=True, head_node_args=head)

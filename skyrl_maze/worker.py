@@ -17,6 +17,7 @@ from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import (  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 from skyrl_maze import training_state  # noqa: E402
+from skyrl_maze.hang_detection import HangConfig, Progress  # noqa: E402
 from skyrl_maze.sharing import Share, Shared, share_adapter, write_shards  # noqa: E402
 from skyrl_maze.vision import BANNED_BIAS, model_config, vision_tokens  # noqa: E402
 
@@ -45,6 +46,19 @@ class MazePolicyWorker(FSDPPolicyWorkerBase):
     _share: Share | None = None
     _shared: Shared | None = None
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._progress = Progress()
+        super().__init__(*args, **kwargs)
+
+    def watch(self, hang: HangConfig) -> None:
+        """Let HyperPod's agent, if there is one, look at the first rank of each node."""
+        if self._local_rank == 0:
+            self._progress.watch(hang)
+
+    def training_is_over(self) -> None:
+        """Tell the same agent."""
+        self._progress.end()
+
     def init_model(self, model_path: str, num_training_steps: int | None = None) -> None:
         super().init_model(model_path, num_training_steps)
         ban_vision_tokens(self.model.model, model_path)
@@ -72,6 +86,7 @@ class MazePolicyWorker(FSDPPolicyWorkerBase):
         lora_name, _ = self._resolve_lora_sync_target(model_id)
         try:
             self._shared = await share_adapter(share, self.model.model, client, lora_name)
+            self._progress.step(share.version.step)
         finally:
             if reset is not None:
                 await reset

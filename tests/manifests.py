@@ -131,7 +131,7 @@ def ray_problems(thing: Object) -> Iterator[str]:
         if not group.get("minReplicas", -1) == group["replicas"] == group.get("maxReplicas", -1):
             yield "replicas, minReplicas and maxReplicas: must be there and alike without autoscaling"
     if cluster_of(thing).get("enableInTreeAutoscaling"):
-        yield "autoscaling: a checkpoint is resumed on as many ranks as wrote it"
+        yield "autoscaling: a run has all of its ranks from its start to its end"
     wanted = HEAD_PORTS | ({"serve": 8000} if thing["kind"] == "RayService" else {})
     if _ports(head) != wanted:
         yield f"the head's ports: {_ports(head)}, must be {wanted}"

@@ -66,21 +66,23 @@ _NODES = """
 import os, ray
 from skyrl_maze import cpu
 os.environ["RAY_ADDRESS"] = "10.0.0.1:6379"  # a cluster that is none of its business
+os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = '{"runtime_env": {"working_dir": "gcs://of_that_cluster.zip"}}'
 nodes = cpu.start_nodes(3)
 ray.init(log_to_driver=False)
 found = {}
 for node in ray.nodes():
     head = "node:__internal_head__" in node["Resources"]
     found["head" if head else "other"] = node["Resources"].get("GPU", 0)
+environment = dict(ray.get_runtime_context().runtime_env)
 ray.shutdown()
 nodes.shutdown()
-print(sorted(found.items()))
+print(sorted(found.items()), environment)
 """
 
 
 @pytest.mark.slow
 def test_the_gpus_are_on_another_node_than_the_head() -> None:
-    assert _python(_NODES).strip() == "[('head', 0), ('other', 3.0)]"
+    assert _python(_NODES).strip() == "[('head', 0), ('other', 3.0)] {}"
 
 
 @pytest.mark.slow

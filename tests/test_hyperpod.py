@@ -114,6 +114,22 @@ def test_the_recipe_fits_the_cluster(overlay: str) -> None:
     assert Path(cfg.trainer.policy.model.path) == fetched / said["MAZE_MODEL_FILES"].removesuffix("/*")
 
 
+def test_the_recipe_can_go_on_with_two_of_three_nodes() -> None:
+    """With the settings that the documentation gives."""
+    from skyrl_maze import _compat
+
+    _compat.install()
+    from skyrl_maze.config import build_config, needed_gpus
+
+    text = (ROOT / "docs/hyperpod.md").read_text(encoding="utf-8")
+    (command,) = [block for block in text.split("```") if "policy_num_nodes=2" in block]
+    settings = re.findall(r"[a-z_.]+=\d+", command)
+    assert len(settings) == 4
+    cfg = build_config(["+recipe=maze", *settings])
+    assert needed_gpus(cfg) == 4
+    assert cfg.generator.inference_engine.num_engines == 4
+
+
 @pytest.mark.parametrize("overlay", RUNS)
 def test_ray_is_the_one_of_the_image(overlay: str) -> None:
     version = cluster_of(run_of(overlay))["rayVersion"]

@@ -6,6 +6,7 @@ The Hub is a server on this machine. The clusters are real, with the manifests' 
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import hang_agent
+import hyperpod_gateway
 import psutil
 import pytest
 from hub_server import COMMIT, Hub, serve
-from manifests import GPU, HYPERPOD, build, container, count, environment, groups_of
+from hyperpod_gateway import Gateway
+from manifests import GPU, HYPERPOD, ROOT, build, container, count, environment, groups_of
 
 from skyrl_maze.errors import SetupError
 from skyrl_maze.hyperpod.ready import _wait_for_gpus
@@ -32,6 +36,7 @@ BIG = "mixed_qwen3vl/model.safetensors"
 SCRIPT = HYPERPOD / "train_job.sh"
 # The variables of a manifest, which the machine that tests may have as well.
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("MAZE_", "HF_", "RAY_"))}
+NODE = "127.0.0.90"  # of a pod, to HyperPod's agent
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
@@ -400,6 +405,8 @@ class Jobs:
 
     client: Any
     shared: Path
+    gateway: Gateway
+    """For who comes from outside the cluster."""
 
 
 @pytest.fixture(scope="module")
@@ -414,6 +421,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterato
         MAZE_RUN_ID="007",
         MAZE_OVERRIDES="trainer.max_training_steps=1 trainer.eval_before_train=false",
         HF_TOKEN="hf_never_to_be_seen",
+        HYPERPOD_JMA_HOST=NODE,
         XDG_CACHE_HOME=str(model_cache),
         **{name: environment(groups_of(manifest)[0])[name]},
     )
@@ -421,23 +429,82 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterato
     with (
         tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
         ray_head(Path(folder), given) as address,
+        hyperpod_gateway.serve(Gateway(address, tmp_path_factory.mktemp("gateway"))) as gateway,
     ):
-        yield Jobs(job_client(address), shared)
+        yield Jobs(job_client(address), shared, gateway)
+
+
+def from_outside(jobs: Jobs, command: str, *arguments: str) -> subprocess.Popen[str]:
+    """`ray job COMMAND`, with the toolkit's address, in the checkout."""
+    return subprocess.Popen(
+        ["ray", "job", command, "--address", "sagemaker_ray://skyrl-visgym/hyperpod-ns-maze", *arguments],
+        env={**CLEAN, "PATH": PATH, **jobs.gateway.variables},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @pytest.mark.rehearsal
 @pytest.mark.timeout(1000)
 def test_a_submitted_job_fetches_and_trains(hub: Hub, jobs: Jobs) -> None:
-    says = f"HF_ENDPOINT={hub.url} MAZE_MODEL_REPO={REPO} MAZE_MODEL_FILES='{FILES}'"
-    job = jobs.client.submit_job(entrypoint=f"{says} bash {SCRIPT} trainer.seed=3")
-    status, log = wait_for_job(jobs.client, job), jobs.client.get_job_logs(job)
-    assert status == "SUCCEEDED", log
+    says = (f"HF_ENDPOINT={hub.url}", f"MAZE_MODEL_REPO={REPO}", f"MAZE_MODEL_FILES={FILES}")
+    job = ("env", *says, "bash", "hyperpod/train_job.sh", "trainer.seed=3")
+    with (
+        hang_agent.serve(NODE) as told,
+        from_outside(jobs, "submit", "--working-dir", ".", "--", *job) as submitted,
+    ):
+        log, error = submitted.communicate(timeout=900)
+    assert submitted.returncode == 0, log + error
     assert "fetched and checked" in log
     run = jobs.shared / "runs/007"
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1]
     assert (jobs.shared / "models/visgym_model" / BIG).stat().st_size == 24 << 20
     logs = [log, *(path.read_text(errors="replace") for path in run.glob("logs/*"))]
     assert not [text for text in logs if "hf_never_to_be_seen" in text]
+    assert not [request for request in jobs.gateway.requests if request.endswith((" 401", " 403"))]
+    watched(told)
+
+
+def watched(told: list[dict[str, Any]]) -> None:
+    """One rank of the node has told the agent, and printed what it told, where the agent looks."""
+    (rank,) = told
+    (rule,) = rank["rules_content"]["rules"]
+    lines = hang_agent.stdout_of(rank)
+    assert [line for line in lines if re.search(rule["log_pattern"], line)] == [
+        f"skyrl_maze: the engines have the weights of step {step}" for step in (0, 1)
+    ]
+    assert re.search(rule["stop_pattern"], lines[-1])
+    assert "skyrl_maze: hung-job detection: configured" in lines
+
+
+@pytest.mark.slow
+def test_a_login_that_ends_ends_what_is_shown_and_not_the_job(jobs: Jobs, tmp_path: Path) -> None:
+    wait = f"echo begun; until [ -e {tmp_path}/go ]; do sleep 0.1; done"
+    with from_outside(jobs, "submit", "--submission-id", "long", "--", "bash", "-c", wait) as submitted:
+        assert submitted.stdout is not None
+        assert any(line == "begun\n" for line in submitted.stdout)
+        jobs.gateway.sessions.clear()
+        (tmp_path / "go").touch()
+        _, error = submitted.communicate(timeout=120)
+    assert submitted.returncode == 1
+    assert "AuthenticationError: Authentication required: no session" in error
+    assert wait_for_job(jobs.client, "long", 60) == "SUCCEEDED"
+    with from_outside(jobs, "status", "long") as asked:  # with a login of its own
+        said, _ = asked.communicate(timeout=120)
+    assert "'long' succeeded" in said
+
+
+@pytest.mark.slow
+def test_a_working_directory_that_is_too_large_is_refused(jobs: Jobs, tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(101 << 20)
+    with from_outside(jobs, "submit", "--working-dir", str(tmp_path), "--", "true") as submitted:
+        _, error = submitted.communicate(timeout=120)
+    assert submitted.returncode == 1
+    assert f"File {tmp_path}/model.safetensors is very large (101.00MiB)" in error
+    assert "status code 413: Maximum request body size 104857600 exceeded" in error
 
 
 @pytest.mark.slow

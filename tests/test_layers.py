@@ -15,19 +15,9 @@ PACKAGES = ("entrypoints", "recipes", "hyperpod")
 ORDER = (
     *("errors", "durable", "maze", "render", "actions", "prompt", "reward", "episode", "records"),
     *("evaluate", "compare"),
-    *(
-        "env",
-        "gymnasium_env",
-        "dataset",
-        "results",
-        "recipes",
-        "runlog",
-        "gauges",
-        "pictures",
-        "chat",
-        "trajectory",
-    ),
-    *("faults", "threads", "address", "policies", "endpoint", "plan", "play", "replay", "scores"),
+    *("env", "gymnasium_env", "dataset", "results", "recipes", "runlog", "gauges", "pictures", "chat"),
+    *("trajectory", "faults", "hang_detection", "threads", "address", "policies", "endpoint", "plan"),
+    *("play", "replay", "scores"),
     *("report", "report_page"),
     *("demonstrations", "demo_rows", "demo_files"),
     *("shards", "adapter", "merge", "complete", "versions", "batches", "checkpoints"),
@@ -57,7 +47,7 @@ PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name not in ("_compat",
 # Test files about the whole, not about one module.
 TOPICS = {
     *("layers", "packaging", "bootstrap", "rehearsal", "served", "docs", "benchmarks", "report_browser"),
-    *("hyperpod_job", "observability"),
+    *("hyperpod_job", "hyperpod_submit", "observability"),
 }
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
 

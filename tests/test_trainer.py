@@ -207,12 +207,15 @@ def test_the_workers_are_this_packages(monkeypatch):
     monkeypatch.setattr(
         "skyrl_maze.trainer.MazeTrainer._share_through_folder", lambda _self: shared.append(True)
     )
+    asked = []
+    monkeypatch.setattr("skyrl_maze.trainer.MazeTrainer._ask_policy", lambda _self, *told: asked.append(told))
     critic, trainer = object(), trainer_of()
     for rank in (8, 0):
         trainer.cfg.trainer.policy.model.lora.rank = rank
         trainer.build_models(object(), critic, object())
     assert built == [(worker.PolicyWorker, critic, worker.RefWorker)] * 2
     assert shared == [True], "without LoRA there is nothing to share"
+    assert asked == [("watch", trainer.cfg.run.hang)]
 
 
 def test_the_client_is_closed_in_the_loop_of_the_run_even_if_that_fails(monkeypatch):
