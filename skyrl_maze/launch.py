@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from skyrl_maze import _compat, console, cpu, dataset, mini, recipes, tiny
-from skyrl_maze.errors import SkyRLMazeError
+from skyrl_maze.errors import SkyRLMazeError, exit_code
 from skyrl_maze.runlog import EventReader, read_metrics
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ What a recipe is for and all it sets:  skyrl-maze recipes show NAME"""
 def launch(argv: list[str]) -> int:
     """Run a command line to its end and return the exit code; every failure is one line on stderr.
 
-    0: done. 1: the run failed. 2: it could not start. 130: interrupted.
+    0: done. 1: the run failed. 2: it could not start. 75: nor could it yet. 130: interrupted.
     """
     if argv in ([], ["-h"], ["--help"]):
         print(_USAGE.format(recipes="\n".join(f"  {name}" for name in recipes.names())))
@@ -50,7 +50,7 @@ def launch(argv: list[str]) -> int:
         return _fail("interrupted; all processes of the run are stopped", 130)
     except Exception as error:
         if isinstance(error, SkyRLMazeError) and not hasattr(error, "cause"):  # not out of a Ray task
-            return _fail(str(error), 2)
+            return _fail(str(error), exit_code(error))
         if log:
             return _fail(f"{_cause(error)}; the whole story: {log[0].parent}", 1)
         if isinstance(error, ModuleNotFoundError):
@@ -180,7 +180,10 @@ def _ray(cfg: "MazeTrainConfig", progress: console.Progress) -> Iterator[None]:
         if cfg.run.device == "cpu":
             cpu.prepare_environment()
             cpu.configure(cfg)
-            nodes = cpu.start_nodes(needed_gpus(cfg))
+            if cfg.run.join_cluster:
+                cpu.forward_environment()
+            else:
+                nodes = cpu.start_nodes(needed_gpus(cfg))
         initialize_ray(cfg)
         _catch_signals()  # Ray has put its own handlers, which abort the process, in their place
         yield

@@ -26,7 +26,8 @@ ORDER = (
     *("together", "training_state", "serving", "probe", "applied_lora", "sharing", "worker"),
     *("engine", "player", "generator"),
     *("adapter_trainer", "trainer", "narrator", "recorder", "experiment"),
-    *("launch", "entrypoints", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli"),
+    *("launch", "entrypoints", "job_server", "supervisor"),
+    *("lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli", "resubmit_cli"),
     *("cli", "hyperpod"),
 )
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
@@ -38,13 +39,25 @@ MAY_BE_HEAVY = {
     *("engine", "player", "generator", "adapter_trainer", "trainer", "narrator", "recorder", "experiment"),
 }
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
-COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli", "cli")
+COMMANDS = (
+    *(
+        "console",
+        "launch",
+        "job_server",
+        "supervisor",
+        "lora_export_cli",
+        "lora_cli",
+        "demos_cli",
+        "play_cli",
+    ),
+    *("report_cli", "resubmit_cli", "cli"),
+)
 PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name not in ("_compat", "schooling")]
 
 # Test files about the whole, not about one module.
 TOPICS = {
     *("layers", "packaging", "bootstrap", "rehearsal", "served", "docs", "benchmarks", "report_browser"),
-    "hyperpod_job",
+    *("hyperpod_job", "lost_worker"),
 }
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
 
