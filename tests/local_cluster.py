@@ -54,27 +54,18 @@ class LocalCluster:
         arguments = (f"--address={self.gcs}", f"--num-gpus={gpus}", "--num-cpus=4")
         self.workers.append(_start(self.folder, self.environment, *arguments))
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """Ray's account of the nodes that are alive; `state` of each says its id and its raylet's process."""
-        command = [sys.executable, "-m", "ray.scripts.scripts", "list", "nodes", "--format=json"]
-        done = subprocess.run(
-            [*command, f"--address={self.dashboard}", "--filter=state=ALIVE", "--detail"],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
-        import json
-
-        return list(json.loads(done.stdout))
-
 
 def raylet_of(worker: subprocess.Popen[bytes]) -> psutil.Process:
     """The raylet of a worker that runs."""
     started = psutil.Process(worker.pid).children(recursive=True)
     (raylet,) = [process for process in started if process.name() == "raylet"]
     return raylet
+
+
+def node_id(worker: subprocess.Popen[bytes]) -> str:
+    """Ray's name for the node of a worker that runs."""
+    (argument,) = [word for word in raylet_of(worker).cmdline() if word.startswith("--node_id=")]
+    return argument.partition("=")[2]
 
 
 def lose(worker: subprocess.Popen[bytes]) -> None:
