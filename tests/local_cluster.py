@@ -1,7 +1,9 @@
 """A Ray cluster of several nodes on this machine: a head that takes jobs, and workers that can be lost."""
 
 import contextlib
+import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,13 +19,23 @@ import psutil
 # The variables of a manifest, which the machine that tests may have as well.
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("MAZE_", "HF_", "RAY_"))}
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-_START_LIMIT_S = 120
+_START_LIMIT_S, _STARTS = 180, 3
+_OBJECT_STORE_BYTES = 100_000_000
 
 
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def head_port() -> int:
+    """A port that Ray's other processes, which take any, do not take before the head binds it."""
+    while True:
+        port = random.randrange(20_000, 32_000)  # above Ray's workers, below what the kernel gives away
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def end(process: subprocess.Popen[Any]) -> None:
@@ -50,9 +62,27 @@ class LocalCluster:
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def add_worker(self, gpus: int) -> None:
-        """A node with logical GPUs, in processes of its own as in a pod of KubeRay's."""
-        arguments = (f"--address={self.gcs}", f"--num-gpus={gpus}", "--num-cpus=4")
-        self.workers.append(_start(self.folder, self.environment, *arguments))
+        """A node with logical GPUs, in processes of its own as in a pod of KubeRay's; it has joined.
+
+        A raylet that a busy machine holds up for 30 s gives up, and is started again as a pod would be.
+        """
+        command = [
+            *("ray", "start", "--block", "--disable-usage-stats", f"--address={self.gcs}", "--num-cpus=4"),
+            *(f"--num-gpus={gpus}", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
+        ]
+        for _ in range(_STARTS):
+            log = self.folder / f"worker-{len(list(self.folder.glob('worker-*')))}.log"
+            with log.open("wb") as out:
+                worker = subprocess.Popen(
+                    command, env=self.environment, stdout=out, stderr=out, start_new_session=True
+                )
+            self.workers.append(worker)
+            while worker.poll() is None:  # which it bounds itself
+                if b"Ray runtime started" in log.read_bytes():
+                    return
+                time.sleep(0.2)
+            self.workers.remove(worker)
+        raise AssertionError(log.read_text(errors="replace"))
 
 
 def raylet_of(worker: subprocess.Popen[bytes]) -> psutil.Process:
@@ -77,30 +107,38 @@ def lose(worker: subprocess.Popen[bytes]) -> None:
     worker.wait(60)  # `ray start --block` ends once it sees that
 
 
-def _start(folder: Path, environment: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:
-    command = ["ray", "start", "--block", "--disable-usage-stats", "--object-store-memory=100000000"]
-    with (folder / "ray.log").open("ab") as log:
-        return subprocess.Popen(
-            [*command, *arguments], env=environment, stdout=log, stderr=log, start_new_session=True
-        )
+# Not `ray start --head`: that also starts a server for Ray's old client, and ends if it is not up in 30 s.
+_HEAD = """
+import json, signal, sys
+from ray.cluster_utils import Cluster
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+Cluster(initialize_head=True, head_node_args=json.loads(sys.argv[1]))
+signal.pause()
+"""
 
 
 @contextlib.contextmanager
 def local_cluster(folder: Path, environment: dict[str, str]) -> Iterator[LocalCluster]:
-    """A Ray head with a dashboard, started as KubeRay does it; at the end it and all workers are gone.
+    """A Ray head with a dashboard that takes jobs; at the end it and all workers are gone.
 
     Args:
         folder: of a short path: Ray's sockets lie below it.
         environment: of the head, the workers and the jobs.
     """
-    port, dashboard, agent = free_port(), free_port(), free_port()
-    head = _start(
-        folder,
-        environment,
-        *("--head", "--num-cpus=4", "--num-gpus=0", f"--temp-dir={folder}", f"--port={port}"),
-        *(f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"),
-        f"--ray-client-server-port={free_port()}",
-    )
+    port, dashboard, agent = head_port(), head_port(), head_port()
+    given = {
+        "num_cpus": 4,
+        "num_gpus": 0,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "temp_dir": str(folder),
+        "gcs_server_port": port,
+        "include_dashboard": True,
+        "dashboard_port": dashboard,
+        "dashboard_agent_listen_port": agent,
+    }
+    command = [sys.executable, "-c", _HEAD, json.dumps(given)]
+    with (folder / "ray.log").open("ab") as log:
+        head = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     made = LocalCluster(folder, environment, f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{port}")
     try:
         yield made

@@ -3,17 +3,14 @@
 The Hub is a server on this machine. The clusters are real, with the manifests' GPUs as logical ones.
 """
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ import filelock
 import psutil
 import pytest
 from hub_server import COMMIT, Hub, serve
+from local_cluster import CLEAN, PATH, free_port, job_client, local_cluster
 from manifests import GPU, HYPERPOD, build, container, count, environment, groups_of
 
 from skyrl_maze.errors import SetupError
@@ -30,9 +28,6 @@ REPO = "VisGym/visgym_model"
 FILES = "mixed_qwen3vl/*"
 BIG = "mixed_qwen3vl/model.safetensors"
 SCRIPT = HYPERPOD / "train_job.sh"
-# The variables of a manifest, which the machine that tests may have as well.
-CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("MAZE_", "HF_", "RAY_"))}
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
 @pytest.fixture
@@ -95,7 +90,7 @@ def test_a_job_that_was_killed_leaves_nothing_in_the_way(hub: Hub, tmp_path: Pat
 def test_a_damaged_file_is_found_and_fetched_again(hub: Hub, tmp_path: Path) -> None:
     hub.damaged.add(BIG)
     done = fetch(hub, tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 75
     assert f"damaged: ['{BIG}']" in error_of(done)
     assert not (tmp_path / "FETCHED.json").exists()
     hub.damaged.clear()
@@ -138,7 +133,7 @@ def test_what_is_not_there_is_said(hub: Hub, tmp_path: Path, options: list[str],
 def test_a_hub_that_does_not_answer_is_said(hub: Hub, tmp_path: Path) -> None:
     hub.url = f"http://127.0.0.1:{free_port()}"
     done = fetch(hub, tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 75
     assert f"cannot fetch {REPO} into {tmp_path}" in error_of(done)
 
 
@@ -157,7 +152,7 @@ def test_two_jobs_fetch_once(hub: Hub, tmp_path: Path) -> None:
 def test_waiting_for_another_job_is_bounded(hub: Hub, tmp_path: Path) -> None:
     with filelock.FileLock(tmp_path / ".lock"):
         done = fetch(hub, tmp_path, "--wait-s", "1")
-    assert done.returncode == 2
+    assert done.returncode == 75
     assert "another job has held" in error_of(done)
 
 
@@ -176,12 +171,6 @@ def test_the_wait_for_gpus_is_bounded(state: tuple[int, int]) -> None:
         SetupError, match=rf"6 GPU\(s\) are needed, the cluster has {state[0]} and {state[1]} are"
     ):
         _wait_for_gpus(6, 0.01, lambda: state, poll_s=0.001)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +235,7 @@ def test_a_file_that_a_node_does_not_see_is_named(cluster: str, tmp_path: Path) 
 @pytest.mark.slow
 def test_too_few_gpus_are_said(cluster: str, tmp_path: Path) -> None:
     done = run_ready(cluster, tmp_path, "+recipe=maze_1node", f"run.root={tmp_path}")
-    assert done.returncode == 2
+    assert done.returncode == 75
     assert "8 GPU(s) are needed, the cluster has 6 and 6 are free" in error_of(done)
 
 
@@ -322,7 +311,7 @@ def run_script(shared: Path, *settings: str, **variables: str) -> subprocess.Com
 def test_the_script_ends_where_the_download_fails(tmp_path: Path) -> None:
     hub = f"http://127.0.0.1:{free_port()}"
     done = run_script(tmp_path, MAZE_MODEL_REPO=REPO, HF_ENDPOINT=hub)
-    assert done.returncode == 2
+    assert done.returncode == 75
     assert f"cannot fetch {REPO} into {tmp_path}/models/visgym_model" in error_of(done)
 
 
@@ -349,43 +338,6 @@ def test_a_job_that_is_stopped_while_it_waits_ends_at_once(cluster: str, tmp_pat
     assert alive == []
 
 
-@contextlib.contextmanager
-def ray_head(folder: Path, environment: dict[str, str]) -> Iterator[str]:
-    """A Ray head with a dashboard, started as KubeRay does it; gives the dashboard's address."""
-    port, dashboard, agent = free_port(), free_port(), free_port()
-    address = f"http://127.0.0.1:{dashboard}"
-    command = [
-        *("ray", "start", "--head", "--block", "--num-cpus=4", "--object-store-memory=100000000"),
-        *(f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"),
-        *("--disable-usage-stats", f"--ray-client-server-port={free_port()}", f"--temp-dir={folder}"),
-    ]
-    with (
-        (folder / "ray.log").open("w") as log,
-        subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True) as head,
-    ):
-        try:
-            yield address
-        finally:
-            processes = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
-            head.terminate()
-            _, alive = psutil.wait_procs(processes, timeout=30)
-            for process in alive:
-                process.kill()
-
-
-def job_client(address: str) -> Any:
-    from ray.job_submission import JobSubmissionClient
-
-    deadline_s = time.monotonic() + 120
-    while True:
-        try:
-            return JobSubmissionClient(address)
-        except ConnectionError:
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(1)
-
-
 def wait_for_job(client: Any, job: str, limit_s: float = 600) -> str:
     deadline_s = time.monotonic() + limit_s
     while not (status := client.get_job_status(job)).is_terminal():
@@ -394,17 +346,9 @@ def wait_for_job(client: Any, job: str, limit_s: float = 600) -> str:
     return str(status.value)
 
 
-@dataclass(frozen=True)
-class Jobs:
-    """A head that takes jobs, and the folder that its pods would share."""
-
-    client: Any
-    shared: Path
-
-
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Jobs]:
-    """Ray's job server, whose jobs get the environment of the head's container."""
+def jobs(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Any]:
+    """A client of Ray's job server, whose jobs get the environment of the head's container."""
     shared = tmp_path_factory.mktemp("shared")
     (manifest,) = build("published")
     name = "RAY_JOB_STOP_WAIT_TIME_S"
@@ -412,50 +356,33 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterato
         shared,
         MAZE_RECIPE="maze_cpu",
         MAZE_RUN_ID="007",
-        MAZE_OVERRIDES="trainer.max_training_steps=1 trainer.eval_before_train=false",
-        HF_TOKEN="hf_never_to_be_seen",
         XDG_CACHE_HOME=str(model_cache),
         **{name: environment(groups_of(manifest)[0])[name]},
     )
     # Not pytest's folder: Ray's sockets lie below, and their paths may not be long.
     with (
         tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
-        ray_head(Path(folder), given) as address,
+        local_cluster(Path(folder), given) as made,
     ):
-        yield Jobs(job_client(address), shared)
-
-
-@pytest.mark.rehearsal
-@pytest.mark.timeout(1000)
-def test_a_submitted_job_fetches_and_trains(hub: Hub, jobs: Jobs) -> None:
-    says = f"HF_ENDPOINT={hub.url} MAZE_MODEL_REPO={REPO} MAZE_MODEL_FILES='{FILES}'"
-    job = jobs.client.submit_job(entrypoint=f"{says} bash {SCRIPT} trainer.seed=3")
-    status, log = wait_for_job(jobs.client, job), jobs.client.get_job_logs(job)
-    assert status == "SUCCEEDED", log
-    assert "fetched and checked" in log
-    run = jobs.shared / "runs/007"
-    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1]
-    assert (jobs.shared / "models/visgym_model" / BIG).stat().st_size == 24 << 20
-    logs = [log, *(path.read_text(errors="replace") for path in run.glob("logs/*"))]
-    assert not [text for text in logs if "hf_never_to_be_seen" in text]
+        yield job_client(made.dashboard)
 
 
 @pytest.mark.slow
-def test_the_job_has_the_exit_code_of_what_failed(jobs: Jobs) -> None:
-    job = jobs.client.submit_job(entrypoint=f"MAZE_RUN_ID=b bash {SCRIPT} trainer.seed=no")
-    assert wait_for_job(jobs.client, job) == "FAILED"
-    assert jobs.client.get_job_info(job).driver_exit_code == 2
+def test_the_job_has_the_exit_code_of_what_failed(jobs: Any) -> None:
+    job = jobs.submit_job(entrypoint=f"MAZE_RUN_ID=b bash {SCRIPT} trainer.seed=no")
+    assert wait_for_job(jobs, job) == "FAILED"
+    assert jobs.get_job_info(job).driver_exit_code == 2
 
 
 @pytest.mark.rehearsal
 @pytest.mark.timeout(1000)
-def test_a_job_that_is_stopped_ends_what_it_started(jobs: Jobs) -> None:
-    job = jobs.client.submit_job(entrypoint=f"MAZE_RUN_ID=c bash {SCRIPT}")
+def test_a_job_that_is_stopped_ends_what_it_started(jobs: Any) -> None:
+    job = jobs.submit_job(entrypoint=f"MAZE_RUN_ID=c bash {SCRIPT}")
     deadline_s = time.monotonic() + 300
-    while "starting Ray" not in jobs.client.get_job_logs(job):
-        assert time.monotonic() < deadline_s, jobs.client.get_job_logs(job)
+    while "starting Ray" not in jobs.get_job_logs(job):
+        assert time.monotonic() < deadline_s, jobs.get_job_logs(job)
         time.sleep(0.5)
-    jobs.client.stop_job(job)
-    assert wait_for_job(jobs.client, job, 90) == "STOPPED"
-    log = jobs.client.get_job_logs(job)
+    jobs.stop_job(job)
+    assert wait_for_job(jobs, job, 90) == "STOPPED"
+    log = jobs.get_job_logs(job)
     assert "error: interrupted; all processes of the run are stopped" in log

@@ -1,4 +1,4 @@
-"""A run on a Ray cluster, from its submission to a maze played with what it learned; a node is lost on the way.
+"""A run on a Ray cluster, from submission to a maze played with what it learned; a node is lost on the way.
 
 One run for all tests here: a head and two workers, `skyrl-maze resubmit`, the image's `train_job.sh` with the
 CPU recipe. A worker that holds a rank is killed in the middle of a step; another takes its place later.
