@@ -65,6 +65,10 @@ class NotReadyError(SetupError):
     """Something that the run needs is not there yet; the same command may work later."""
 
 
+class LostNodeError(SkyRLMazeError, RuntimeError):
+    """A node of the cluster ended while a run used it."""
+
+
 def exit_code(error: SkyRLMazeError) -> int:
     """What a command ends with: 2, or 75 (EX_TEMPFAIL of BSD's sysexits.h) where another try may mend it."""
     return 75 if isinstance(error, NotReadyError) else 2

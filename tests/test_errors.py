@@ -24,6 +24,7 @@ STANDARD = {
     "CheckpointError": ValueError,
     "SetupError": RuntimeError,
     "NotReadyError": RuntimeError,
+    "LostNodeError": RuntimeError,
 }
 
 

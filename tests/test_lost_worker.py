@@ -158,7 +158,9 @@ def test_it_ends_complete_on_the_second_try(run: Run) -> None:
 def test_a_lost_worker_ends_the_job_with_one_clear_line(run: Run) -> None:
     errors = [line for line in run.log.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
-    assert re.match(r"error: a process of the run was lost", errors[0])
+    assert re.match(
+        r"error: 1 node\(s\) of the cluster were lost: [0-9.]+ \([0-9a-f]{8}\) \(.+\); with", errors[0]
+    )
     assert "Traceback" not in run.log
 
 
