@@ -41,7 +41,7 @@ from skyrl_maze.batches import TrainBatches
 from skyrl_maze.results import read_result
 from skyrl_maze.runlog import EVENTS_FILE, read_metrics
 
-pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(3000)]
 
 PROGRAM = Path(sysconfig.get_path("scripts")) / "skyrl-maze"
 REPO, BIG = "VisGym/visgym_model", "model.safetensors"
@@ -57,7 +57,7 @@ SETTINGS = (
     "trainer.placement.policy_num_gpus_per_node=1",
     "generator.n_samples_per_prompt=4",
 )
-LIMIT_S = 400
+LIMIT_S = 900
 
 
 @dataclass(frozen=True)
