@@ -16,7 +16,7 @@ import typer
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from skyrl_maze.durable import new_file
-from skyrl_maze.errors import SetupError
+from skyrl_maze.errors import NotReadyError, SetupError, exit_code
 from skyrl_maze.faults import cause_of
 
 MARKER = "FETCHED.json"
@@ -34,8 +34,9 @@ def fetch(repo: str, folder: Path, revision: str = "main", files: str = "*", wai
         wait_s: how long to wait for another process that fetches into `folder`.
 
     Raises:
-        SetupError: the Hub cannot be reached or refuses, a checksum differs, `folder` holds something else,
-            or another process has not finished in time.
+        NotReadyError: the Hub cannot be reached, a checksum differs, or another process has not finished in
+            time.
+        SetupError: the Hub refuses, or `folder` holds something else or cannot be written.
     """
     wanted = {"repo": repo, "revision": revision, "files": files}
     try:
@@ -52,7 +53,7 @@ def fetch(repo: str, folder: Path, revision: str = "main", files: str = "*", wai
                 file.write(json.dumps({**wanted, "commit": commit}).encode() + b"\n")
             return True
     except filelock.Timeout:
-        raise SetupError(
+        raise NotReadyError(
             f"another job has held {folder}/.lock for {wait_s:.0f} s; see whether it still fetches, "
             "and start this one again"
         ) from None
@@ -92,15 +93,18 @@ def _download(repo: str, folder: Path, revision: str, files: str) -> str:
         retries(api.snapshot_download, repo, revision=commit, local_dir=folder, allow_patterns=files)
         checked = retries(api.verify_repo_checksums, repo, revision=commit, local_dir=folder)
     except HfHubHTTPError as error:
-        raise SetupError(f"the Hub refuses {repo} at {revision}: {cause_of(error)}") from error
+        kind = NotReadyError if _may_pass(error) else SetupError
+        raise kind(f"the Hub refuses {repo} at {revision}: {cause_of(error)}") from error
     except Exception as error:  # whatever the network makes the libraries say
-        raise SetupError(f"cannot fetch {repo} into {folder}: {cause_of(error)}; try again") from error
+        kind = NotReadyError if _may_pass(error) else SetupError
+        raise kind(f"cannot fetch {repo} into {folder}: {cause_of(error)}; try again") from error
     wrong = [file["path"] for file in checked.mismatches]
     for path in wrong:
         (folder / path).unlink()  # or the next try would take it for whole
     missing = [path for path in checked.missing_paths if fnmatch.fnmatch(path, files)]
     if wrong or missing or checked.checked_count == 0:
-        raise SetupError(
+        kind = NotReadyError if wrong else SetupError
+        raise kind(
             f"{repo} at {commit}: {checked.checked_count} file(s) match {files!r}, damaged: {wrong}, "
             f"missing: {missing}; try again"
         )
@@ -128,7 +132,7 @@ def main(
         fetched = fetch(repo, folder, revision, files, wait_s)
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        raise typer.Exit(exit_code(error)) from None
     print(f"{repo} is in {folder}, {'fetched and checked' if fetched else 'as fetched before'}")
 
 

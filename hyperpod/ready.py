@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skyrl_maze.errors import SetupError, SkyRLMazeError
+from skyrl_maze.errors import NotReadyError, SetupError, SkyRLMazeError, exit_code
 
 if TYPE_CHECKING:
     from skyrl_maze.config import MazeTrainConfig
@@ -27,18 +27,19 @@ def wait(cfg: "MazeTrainConfig", wait_s: float) -> None:
     """Return when the cluster that this process belongs to has what the run needs.
 
     Args:
-        cfg: a run on GPUs; one on the CPU starts a Ray of its own and needs none.
+        cfg: a run that joins the cluster; one that starts a Ray of its own has nothing to wait for.
         wait_s: how long to wait for the GPUs.
 
     Raises:
-        SetupError: there is no cluster, too few GPUs became free in time, or a file is missing on a node.
+        NotReadyError: too few GPUs became free in time, or a node did not answer.
+        SetupError: there is no cluster, or a file is missing on a node.
     """
     import ray
 
     from skyrl_maze.config import needed_gpus
     from skyrl_maze.preflight import check_address
 
-    if cfg.run.device == "cpu":
+    if cfg.run.device == "cpu" and not cfg.run.join_cluster:
         return
     check_address(os.environ.get("RAY_ADDRESS", ""))
     try:
@@ -75,7 +76,7 @@ def _wait_for_gpus(
         waited_s = time.monotonic() - started_s
         state = f"{needed} GPU(s) are needed, the cluster has {there} and {free} are free"
         if waited_s >= wait_s:
-            raise SetupError(
+            raise NotReadyError(
                 f"{state} after {waited_s:.0f} s; look for workers that are not Ready (kubectl get pods), "
                 "or stop the job that holds them (ray job list, ray job stop)"
             )
@@ -109,7 +110,7 @@ def _see_on_every_node(root: Path, model: str) -> None:
         ]
         found = ray.get(looks, timeout=_LOOK_LIMIT_S)
     except ray.exceptions.RayError as error:
-        raise SetupError(f"a node did not answer within {_LOOK_LIMIT_S} s ({error}); try again") from error
+        raise NotReadyError(f"a node did not answer within {_LOOK_LIMIT_S} s ({error}); try again") from error
     finally:
         token.unlink()
     problems = [
@@ -141,7 +142,7 @@ def main(
         wait(build_config(settings), wait_s)
     except SkyRLMazeError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        raise typer.Exit(exit_code(error)) from None
 
 
 if __name__ == "__main__":

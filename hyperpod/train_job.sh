@@ -15,7 +15,8 @@
 #   MAZE_MODEL_FILES     pattern of its files
 #   MAZE_WAIT_S          how long another job's download, and the GPUs, are waited for
 #
-# Exits as the trainer does: 0 done, 1 failed, 2 could not start, 130 interrupted; 143 when stopped before it.
+# Exits as the trainer does: 0 done, 1 failed, 2 could not start, 75 could not start yet, 130 interrupted; 143 when
+# stopped before it.
 set -euo pipefail
 
 recipe=${MAZE_RECIPE:-maze}

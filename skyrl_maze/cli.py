@@ -14,9 +14,19 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from skyrl_maze import __version__, dataset, demos_cli, lora_cli, play_cli, recipes, report_cli, scores
+from skyrl_maze import (
+    __version__,
+    dataset,
+    demos_cli,
+    lora_cli,
+    play_cli,
+    recipes,
+    report_cli,
+    resubmit_cli,
+    scores,
+)
 from skyrl_maze.actions import GoalRule, checked_goal_rule
-from skyrl_maze.errors import ConfigError, DatasetError, SkyRLMazeError
+from skyrl_maze.errors import ConfigError, DatasetError, SkyRLMazeError, exit_code
 from skyrl_maze.maze import Cell, Maze, generate_maze
 from skyrl_maze.render import THEMES, encode_png
 
@@ -27,15 +37,16 @@ app.add_typer(lora_cli.app, name="lora")
 app.command()(demos_cli.demos)
 app.registered_commands += play_cli.app.registered_commands
 app.registered_commands += report_cli.app.registered_commands
+app.registered_commands += resubmit_cli.app.registered_commands
 
 
 def main() -> None:
-    """The console script; an error of this package is `error: ...` on stderr and exit code 2."""
+    """The console script; an error of this package is `error: ...` on stderr and exit code 2, or 75."""
     try:
         app(prog_name="skyrl-maze")
     except SkyRLMazeError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(exit_code(error))
 
 
 def _version(wanted: bool) -> None:

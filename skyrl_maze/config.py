@@ -52,6 +52,8 @@ class RunConfig(BaseConfig):
     """Folder below which checkpoints, exports, logs and metrics lie; made absolute when read."""
     device: str = "cuda"
     """`cuda`, or `cpu` to rehearse without a GPU."""
+    join_cluster: bool = False
+    """With `device=cpu`: run on the logical GPUs of the Ray cluster that is there; else on one of its own."""
     console: str = "full"
     """`full` prints all that SkyRL, Ray and vLLM say; `progress` one line a step, the rest to a log file."""
     adapter: AdapterConfig = field(default_factory=AdapterConfig)

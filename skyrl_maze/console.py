@@ -6,6 +6,7 @@ terminal shows the run's own events; with `full` everything is printed as it com
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from skyrl_maze.config import MazeTrainConfig
 
 LOG_FILE = "logs/console.log"
+_STEP_DONE = re.compile(r"\s*training step (\d+) of (\d+)\s+\d+\.\d s")
 
 
 @contextlib.contextmanager
@@ -103,6 +105,12 @@ class Progress:
             seconds = time.monotonic() - self._since_s
             self._console.print(f"  {self._doing:<42} {seconds:6.1f} s   {result}".rstrip())
             self._doing = ""
+
+
+def step_done(line: str) -> tuple[int, int] | None:
+    """The step, and the number of all, that a line of `Progress` tells to be done; None of other lines."""
+    found = _STEP_DONE.match(line)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _measured(event: dict[str, Any]) -> str:

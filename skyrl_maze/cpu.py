@@ -55,6 +55,15 @@ def start_nodes(gpus: int) -> Any:
     return cluster
 
 
+def forward_environment() -> None:
+    """Give the workers of nodes that others started what `prepare_environment` has set here."""
+    from skyrl.train.utils import utils
+
+    prepare = utils.prepare_runtime_environment
+    set_here = {name: os.environ[name] for name in _ENVIRONMENT}
+    utils.prepare_runtime_environment = lambda cfg: {**prepare(cfg), **set_here}
+
+
 def configure(cfg: Any) -> None:
     """Point a built SkyRL config at vLLM's CPU worker, in place, and this driver at no GPU.
 

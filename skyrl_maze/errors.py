@@ -61,6 +61,19 @@ class SetupError(SkyRLMazeError, RuntimeError):
     """The machine lacks what the run needs: a GPU, a package, disk space, a free port."""
 
 
+class NotReadyError(SetupError):
+    """Something that the run needs is not there yet; the same command may work later."""
+
+
+class LostNodeError(SkyRLMazeError, RuntimeError):
+    """A node of the cluster ended while a run used it."""
+
+
+def exit_code(error: SkyRLMazeError) -> int:
+    """What a command ends with: 2, or 75 (EX_TEMPFAIL of BSD's sysexits.h) where another try may mend it."""
+    return 75 if isinstance(error, NotReadyError) else 2
+
+
 def closest(name: str, allowed: Iterable[str]) -> str:
     """`"; did you mean 'keyword'?"` for the closest allowed name, or an empty string."""
     matches = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.5)

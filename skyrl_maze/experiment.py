@@ -11,6 +11,7 @@ import ray  # noqa: E402
 from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_model_name  # noqa: E402
 from skyrl.train.dataset import PromptDataset  # noqa: E402
 from skyrl.train.entrypoints.main_base import BasePPOExp  # noqa: E402
+from skyrl.train.generators.base import GeneratorInput, GeneratorOutput  # noqa: E402
 from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
 from skyrl.train.utils.trajectory_logging import TrajectoryLogger  # noqa: E402
 
@@ -32,6 +33,7 @@ class MazeExperiment(BasePPOExp):
     def __init__(self, cfg: MazeTrainConfig) -> None:
         self.log = RunLog(Path(cfg.run.root))
         self.evaluations = EvaluationRecorder(Path(cfg.run.root), self.log)
+        self.narrator = Narrator(self.log)
         super().__init__(cfg)
 
     def get_train_dataset(self) -> PromptDataset:
@@ -67,8 +69,12 @@ class MazeExperiment(BasePPOExp):
             policy_model_name=resolve_policy_model_name(cfg),
             model_path=cfg.trainer.policy.model.path,
             notify=lambda text: self.log.event("note", text=text),
-            observe=self.evaluations.observe,
+            observe=self._observe,
         )
+
+    def _observe(self, batch: GeneratorInput, output: GeneratorOutput) -> None:
+        self.narrator.observe(batch)
+        self.evaluations.observe(batch, output)
 
     def get_trajectory_logger(self) -> TrajectoryLogger:
         return ChatLogger()
@@ -77,7 +83,7 @@ class MazeExperiment(BasePPOExp):
         self.log.event("loading_policy", ranks=policy_ranks(cfg))
         # In this order: the figures are in the record before it is told and exported.
         exporter = MetricsExporter(Path(cfg.run.root), cfg.run.id, self.log)
-        callbacks = [self.evaluations, Narrator(self.log), exporter]
+        callbacks = [self.evaluations, self.narrator, exporter]
         return MazeTrainer(cfg=cfg, callbacks=callbacks, log=self.log, **parts)
 
     def run(self) -> None:

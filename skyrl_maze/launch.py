@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Iterator
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from skyrl_maze import _compat, console, cpu, dataset, mini, recipes, tiny
-from skyrl_maze.errors import SkyRLMazeError
+from skyrl_maze.errors import LostNodeError, SkyRLMazeError, exit_code
 from skyrl_maze.runlog import EventReader, read_metrics
 
 if TYPE_CHECKING:
     from skyrl_maze.config import MazeTrainConfig
 
 _POLL_S = 0.25
+_ANSWER_LIMIT_S = 5.0
 _USAGE = """\
 Usage: skyrl.entrypoints.main_base +recipe=NAME [key=value ...]
 
@@ -37,7 +39,7 @@ What a recipe is for and all it sets:  skyrl-maze recipes show NAME"""
 def launch(argv: list[str]) -> int:
     """Run a command line to its end and return the exit code; every failure is one line on stderr.
 
-    0: done. 1: the run failed. 2: it could not start. 130: interrupted.
+    0: done. 1: the run failed. 2: it could not start. 75: nor could it yet. 130: interrupted.
     """
     if argv in ([], ["-h"], ["--help"]):
         print(_USAGE.format(recipes="\n".join(f"  {name}" for name in recipes.names())))
@@ -49,14 +51,19 @@ def launch(argv: list[str]) -> int:
     except (KeyboardInterrupt, SystemExit):  # Ray answers SIGTERM with the second while it starts
         return _fail("interrupted; all processes of the run are stopped", 130)
     except Exception as error:
-        if isinstance(error, SkyRLMazeError) and not hasattr(error, "cause"):  # not out of a Ray task
-            return _fail(str(error), 2)
+        if isinstance(error, SkyRLMazeError) and not _while_running(error):
+            return _fail(str(error), exit_code(error))
         if log:
             return _fail(f"{_cause(error)}; the whole story: {log[0].parent}", 1)
         if isinstance(error, ModuleNotFoundError):
             return _fail(f"{error} for {sys.executable}; run: pip install skyrl_maze, extra cpu or gpu", 2)
         return _fail(_cause(error), 1)
     return 0
+
+
+def _while_running(error: SkyRLMazeError) -> bool:
+    """Whether it is out of a Ray task, or of the cluster itself: not of what was asked for."""
+    return hasattr(error, "cause") or isinstance(error, LostNodeError)
 
 
 def _fail(message: str, code: int) -> int:
@@ -180,7 +187,10 @@ def _ray(cfg: "MazeTrainConfig", progress: console.Progress) -> Iterator[None]:
         if cfg.run.device == "cpu":
             cpu.prepare_environment()
             cpu.configure(cfg)
-            nodes = cpu.start_nodes(needed_gpus(cfg))
+            if cfg.run.join_cluster:
+                cpu.forward_environment()
+            else:
+                nodes = cpu.start_nodes(needed_gpus(cfg))
         initialize_ray(cfg)
         _catch_signals()  # Ray has put its own handlers, which abort the process, in their place
         yield
@@ -206,11 +216,32 @@ def _watch(cfg: "MazeTrainConfig", progress: console.Progress) -> None:
 
     progress.doing("starting the trainer")
     events = EventReader(Path(cfg.run.root))
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     task = train.remote(cfg)
     finished: list[Any] = []
     while not finished:
         finished, _ = ray.wait([task], timeout=_POLL_S)
         for event in events.new():
             progress.show(event)
-    ray.get(task)
+    try:
+        ray.get(task)
+    except ray.exceptions.RayError as error:
+        if lost := _lost(nodes):
+            raise LostNodeError(
+                f"{len(lost)} node(s) of the cluster were lost: {', '.join(lost)} ({_cause(error)}); "
+                "with all nodes there again, the same command goes on from the last checkpoint"
+            ) from error
+        raise
     progress.done()
+
+
+def _lost(nodes: list[dict[str, Any]]) -> list[str]:
+    """Those of the nodes that no longer answer; Ray itself may take a minute to notice."""
+    lost = []
+    for node in nodes:
+        address = node["NodeManagerAddress"]
+        try:
+            socket.create_connection((address, node["NodeManagerPort"]), timeout=_ANSWER_LIMIT_S).close()
+        except OSError:
+            lost.append(f"{address} ({node['NodeID'][:8]})")
+    return lost

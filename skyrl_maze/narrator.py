@@ -6,6 +6,7 @@ _compat.install()
 
 from typing import Any  # noqa: E402
 
+from skyrl.train.generators.base import TRAINING_PHASE_TRAIN, GeneratorInput  # noqa: E402
 from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
 from skyrl.train.utils.callbacks import CallbackInput, TrainingCallback, TrainingControl  # noqa: E402
 from skyrl.train.utils.trajectory_logging import TrajectoryLogger  # noqa: E402
@@ -28,6 +29,13 @@ class Narrator(TrainingCallback):
         self, trainer: RayPPOTrainer, callback_input: CallbackInput, control: TrainingControl
     ) -> None:
         self._log.event("training", step=callback_input.global_step, steps=callback_input.total_steps)
+
+    def observe(self, batch: GeneratorInput) -> None:
+        """Name the rows of the data set that a step trains on, in their order; evaluations take them all."""
+        phase = batch.get("batch_metadata")
+        if phase is not None and phase.training_phase == TRAINING_PHASE_TRAIN:
+            rows = dict.fromkeys(int(trajectory.instance_id) for trajectory in batch["trajectory_ids"])
+            self._log.event("played", step=phase.global_step, rows=list(rows))
 
     def on_save(
         self, trainer: RayPPOTrainer, callback_input: CallbackInput, control: TrainingControl

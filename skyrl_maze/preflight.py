@@ -16,7 +16,7 @@ from skyrl_maze import dataset
 from skyrl_maze.adapter import adapter_problems
 from skyrl_maze.chat import ChatFormat
 from skyrl_maze.config import MazeTrainConfig, needed_gpus
-from skyrl_maze.errors import ConfigError, SetupError
+from skyrl_maze.errors import ConfigError, NotReadyError, SetupError
 from skyrl_maze.faults import cause_of
 
 _NEEDED_BYTES = 1_000_000_000
@@ -43,12 +43,19 @@ def check_device(cfg: MazeTrainConfig) -> None:
                 f"run.device=cpu rehearses without a GPU, and this machine has {here}; "
                 "run +recipe=maze_1node on it"
             )
-        return
+        if not cfg.run.join_cluster:
+            return
     needed, in_cluster = needed_gpus(cfg), _cluster_gpus()
-    found, where = (here, "this machine") if in_cluster is None else (in_cluster, "the Ray cluster")
-    if found < needed:
+    if in_cluster is not None and in_cluster < needed:
+        raise NotReadyError(
+            f"this run needs {needed} GPU(s), and the Ray cluster has {in_cluster}; "
+            "start it where they are, or rehearse without a GPU: +recipe=maze_cpu"
+        )
+    if in_cluster is None and cfg.run.join_cluster:
+        raise SetupError("run.join_cluster=true, and no Ray cluster runs here; start one: ray start --head")
+    if in_cluster is None and here < needed:
         raise SetupError(
-            f"this run needs {needed} GPU(s), and {where} has {found}; "
+            f"this run needs {needed} GPU(s), and this machine has {here}; "
             "start it where they are, or rehearse without a GPU: +recipe=maze_cpu"
         )
 
@@ -114,7 +121,7 @@ def sole_run(root: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        raise SetupError(
+        raise NotReadyError(
             f"another run is writing to {root}; "
             "wait for it, or give this one a name of its own with run.id=..."
         ) from None

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
-from skyrl_maze.console import LOG_FILE, Progress, quiet_output, summary
+from skyrl_maze.console import LOG_FILE, Progress, quiet_output, step_done, summary
 from skyrl_maze.runlog import RunLog
 
 
@@ -50,6 +50,7 @@ def test_one_line_for_each_thing_done() -> None:
     ]
     assert lines[2].endswith("evaluated 0.125")
     assert lines[3].endswith("solve rate 0.250 reward 0.500")
+    assert [step_done(line) for line in text.splitlines()] == [None, None, None, (1, 6), None]
 
 
 def test_an_unknown_event_is_no_fault() -> None:

@@ -97,3 +97,19 @@ def test_the_engine_is_pointed_at_the_cpu_worker(monkeypatch: pytest.MonkeyPatch
     assert engine.engine_init_kwargs["worker_cls"] == "vllm.v1.worker.cpu_worker.CPUWorker"
     assert engine.engine_init_kwargs["kv_cache_memory_bytes"] == 256 * 2**20
     assert utils.peer_access_supported(max_num_gpus_per_node=2) is False
+
+
+@pytest.mark.slow
+def test_workers_of_other_nodes_get_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from skyrl.train.utils import utils
+
+    monkeypatch.setattr(
+        utils, "prepare_runtime_environment", lambda cfg: {"OF": "SkyRL", "HF_HUB_OFFLINE": ""}
+    )
+    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "7"})
+    cpu.prepare_environment()
+    cpu.forward_environment()
+    given = utils.prepare_runtime_environment(None)
+    assert given["OF"] == "SkyRL"
+    assert (given["OMP_NUM_THREADS"], given["HF_HUB_OFFLINE"]) == ("7", "1")
+    assert given["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"

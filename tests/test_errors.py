@@ -7,7 +7,7 @@ import pytest
 from ray import cloudpickle
 
 from skyrl_maze import errors
-from skyrl_maze.errors import ConfigError, SkyRLMazeError, closest
+from skyrl_maze.errors import ConfigError, NotReadyError, SetupError, SkyRLMazeError, closest, exit_code
 
 CLASSES = [
     kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SkyRLMazeError)
@@ -23,6 +23,8 @@ STANDARD = {
     "EndpointError": RuntimeError,
     "CheckpointError": ValueError,
     "SetupError": RuntimeError,
+    "NotReadyError": RuntimeError,
+    "LostNodeError": RuntimeError,
 }
 
 
@@ -80,3 +82,7 @@ def test_closest_names_one_match_or_nothing(given, hint):
 
 def test_closest_of_nothing_is_nothing():
     assert closest("tuple", []) == ""
+
+
+def test_an_exit_code_says_whether_another_try_may_help():
+    assert [exit_code(kind("x")) for kind in (SkyRLMazeError, SetupError, NotReadyError)] == [2, 2, 75]

@@ -3,12 +3,10 @@
 The Hub is a server on this machine. The clusters are real, with the manifests' GPUs as logical ones.
 """
 
-import contextlib
 import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +23,7 @@ import psutil
 import pytest
 from hub_server import COMMIT, Hub, serve
 from hyperpod_gateway import Gateway
+from local_cluster import CLEAN, PATH, free_port, job_client, local_cluster
 from manifests import GPU, HYPERPOD, ROOT, build, container, count, environment, groups_of
 
 from skyrl_maze.errors import SetupError
@@ -34,10 +33,7 @@ REPO = "VisGym/visgym_model"
 FILES = "mixed_qwen3vl/*"
 BIG = "mixed_qwen3vl/model.safetensors"
 SCRIPT = HYPERPOD / "train_job.sh"
-# The variables of a manifest, which the machine that tests may have as well.
-CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("MAZE_", "HF_", "RAY_"))}
 NODE = "127.0.0.90"  # of a pod, to HyperPod's agent
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
 @pytest.fixture
@@ -100,7 +96,7 @@ def test_a_job_that_was_killed_leaves_nothing_in_the_way(hub: Hub, tmp_path: Pat
 def test_a_damaged_file_is_found_and_fetched_again(hub: Hub, tmp_path: Path) -> None:
     hub.damaged.add(BIG)
     done = fetch(hub, tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 75
     assert f"damaged: ['{BIG}']" in error_of(done)
     assert not (tmp_path / "FETCHED.json").exists()
     hub.damaged.clear()
@@ -143,7 +139,7 @@ def test_what_is_not_there_is_said(hub: Hub, tmp_path: Path, options: list[str],
 def test_a_hub_that_does_not_answer_is_said(hub: Hub, tmp_path: Path) -> None:
     hub.url = f"http://127.0.0.1:{free_port()}"
     done = fetch(hub, tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 75
     assert f"cannot fetch {REPO} into {tmp_path}" in error_of(done)
 
 
@@ -162,7 +158,7 @@ def test_two_jobs_fetch_once(hub: Hub, tmp_path: Path) -> None:
 def test_waiting_for_another_job_is_bounded(hub: Hub, tmp_path: Path) -> None:
     with filelock.FileLock(tmp_path / ".lock"):
         done = fetch(hub, tmp_path, "--wait-s", "1")
-    assert done.returncode == 2
+    assert done.returncode == 75
     assert "another job has held" in error_of(done)
 
 
@@ -181,12 +177,6 @@ def test_the_wait_for_gpus_is_bounded(state: tuple[int, int]) -> None:
         SetupError, match=rf"6 GPU\(s\) are needed, the cluster has {state[0]} and {state[1]} are"
     ):
         _wait_for_gpus(6, 0.01, lambda: state, poll_s=0.001)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +241,7 @@ def test_a_file_that_a_node_does_not_see_is_named(cluster: str, tmp_path: Path) 
 @pytest.mark.slow
 def test_too_few_gpus_are_said(cluster: str, tmp_path: Path) -> None:
     done = run_ready(cluster, tmp_path, "+recipe=maze_1node", f"run.root={tmp_path}")
-    assert done.returncode == 2
+    assert done.returncode == 75
     assert "8 GPU(s) are needed, the cluster has 6 and 6 are free" in error_of(done)
 
 
@@ -327,7 +317,7 @@ def run_script(shared: Path, *settings: str, **variables: str) -> subprocess.Com
 def test_the_script_ends_where_the_download_fails(tmp_path: Path) -> None:
     hub = f"http://127.0.0.1:{free_port()}"
     done = run_script(tmp_path, MAZE_MODEL_REPO=REPO, HF_ENDPOINT=hub)
-    assert done.returncode == 2
+    assert done.returncode == 75
     assert f"cannot fetch {REPO} into {tmp_path}/models/visgym_model" in error_of(done)
 
 
@@ -352,43 +342,6 @@ def test_a_job_that_is_stopped_while_it_waits_ends_at_once(cluster: str, tmp_pat
         assert job.wait(timeout=30) == 143
     _, alive = psutil.wait_procs(children, timeout=10)
     assert alive == []
-
-
-@contextlib.contextmanager
-def ray_head(folder: Path, environment: dict[str, str]) -> Iterator[str]:
-    """A Ray head with a dashboard, started as KubeRay does it; gives the dashboard's address."""
-    port, dashboard, agent = free_port(), free_port(), free_port()
-    address = f"http://127.0.0.1:{dashboard}"
-    command = [
-        *("ray", "start", "--head", "--block", "--num-cpus=4", "--object-store-memory=100000000"),
-        *(f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"),
-        *("--disable-usage-stats", f"--ray-client-server-port={free_port()}", f"--temp-dir={folder}"),
-    ]
-    with (
-        (folder / "ray.log").open("w") as log,
-        subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True) as head,
-    ):
-        try:
-            yield address
-        finally:
-            processes = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
-            head.terminate()
-            _, alive = psutil.wait_procs(processes, timeout=30)
-            for process in alive:
-                process.kill()
-
-
-def job_client(address: str) -> Any:
-    from ray.job_submission import JobSubmissionClient
-
-    deadline_s = time.monotonic() + 120
-    while True:
-        try:
-            return JobSubmissionClient(address)
-        except ConnectionError:
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(1)
 
 
 def wait_for_job(client: Any, job: str, limit_s: float = 600) -> str:
@@ -428,10 +381,10 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterato
     # Not pytest's folder: Ray's sockets lie below, and their paths may not be long.
     with (
         tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
-        ray_head(Path(folder), given) as address,
-        hyperpod_gateway.serve(Gateway(address, tmp_path_factory.mktemp("gateway"))) as gateway,
+        local_cluster(Path(folder), given) as head,
+        hyperpod_gateway.serve(Gateway(head.dashboard, tmp_path_factory.mktemp("gateway"))) as gateway,
     ):
-        yield Jobs(job_client(address), shared, gateway)
+        yield Jobs(job_client(head.dashboard), shared, gateway)
 
 
 def from_outside(jobs: Jobs, command: str, *arguments: str) -> subprocess.Popen[str]:

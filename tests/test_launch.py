@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 import ray
 
 from skyrl_maze import launch, recipes
-from skyrl_maze.errors import DatasetError
+from skyrl_maze.errors import DatasetError, LostNodeError
 
 MAIN = [sys.executable, "-m", "skyrl_maze.entrypoints.main_base"]
 
@@ -101,6 +102,31 @@ def test_the_cause_is_found_below_rays_layers() -> None:
     ours = ray.exceptions.RayTaskError("train", "trace", DatasetError("what to do")).as_instanceof_cause()
     assert launch._cause(ours) == "what to do"
     assert launch._cause(RuntimeError()) == "RuntimeError: no message"
+
+
+def test_a_node_that_does_not_answer_is_lost() -> None:
+    with socket.socket() as here, socket.socket() as closed:
+        here.bind(("127.0.0.1", 0))
+        here.listen()
+        closed.bind(("127.0.0.1", 0))
+        nodes = [
+            {"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": end.getsockname()[1], "NodeID": name * 8}
+            for name, end in (("ab", here), ("cd", closed))
+        ]
+        assert launch._lost(nodes) == ["127.0.0.1 (cdcdcdcd)"]
+
+
+def test_a_lost_node_is_a_failure_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_argv: list[str], log: list[Path]) -> None:
+        log.append(Path("logs/console.log"))
+        raise LostNodeError("a node was lost") from ConnectionError("closed")
+
+    monkeypatch.setattr(launch, "_run", run)
+    monkeypatch.setattr(launch, "_catch_signals", lambda: None)
+    assert launch.launch(["+recipe=maze_cpu"]) == 1
+    assert capsys.readouterr().err == "error: a node was lost; the whole story: logs\n"
 
 
 @pytest.mark.rehearsal

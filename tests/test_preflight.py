@@ -18,7 +18,7 @@ _compat.install()
 
 from skyrl_maze import preflight, tiny  # noqa: E402
 from skyrl_maze.config import MazeTrainConfig, build_config, needed_gpus, policy_ranks  # noqa: E402
-from skyrl_maze.errors import ConfigError, SetupError  # noqa: E402
+from skyrl_maze.errors import ConfigError, NotReadyError, SetupError  # noqa: E402
 
 
 def _config(recipe: str, *overrides: str) -> MazeTrainConfig:
@@ -57,8 +57,20 @@ def test_a_cluster_is_asked_for_its_gpus(monkeypatch: pytest.MonkeyPatch, gpus: 
     if fits:
         preflight.check_device(cfg)
     else:
-        with pytest.raises(SetupError, match=r"needs 6 GPU\(s\), and the Ray cluster has 5"):
+        with pytest.raises(NotReadyError, match=r"needs 6 GPU\(s\), and the Ray cluster has 5"):
             preflight.check_device(cfg)
+
+
+def test_a_rehearsal_that_joins_a_cluster_needs_one_with_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = _config("maze_cpu", "run.join_cluster=true")
+    monkeypatch.setattr(preflight, "_cluster_gpus", lambda: None)
+    with pytest.raises(SetupError, match=r"run\.join_cluster=true, and no Ray cluster runs here"):
+        preflight.check_device(cfg)
+    monkeypatch.setattr(preflight, "_cluster_gpus", lambda: 2)
+    with pytest.raises(NotReadyError, match=r"needs 3 GPU\(s\), and the Ray cluster has 2"):
+        preflight.check_device(cfg)
+    monkeypatch.setattr(preflight, "_cluster_gpus", lambda: 3)
+    preflight.check_device(cfg)
 
 
 def test_the_rehearsal_is_for_machines_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

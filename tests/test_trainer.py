@@ -16,6 +16,7 @@ from adapter_files import published  # noqa: E402
 from bare_trainer import FILTER, output_of, play, playing_trainer, trainer_of  # noqa: E402
 from fake_servers import BASE, FakeEngine, serving  # noqa: E402
 from skyrl.train import trainer as skyrl_trainer  # noqa: E402
+from skyrl.train.generators.base import BatchMetadata, TrajectoryID  # noqa: E402
 from skyrl.train.generators.utils import concatenate_generator_outputs  # noqa: E402
 from skyrl.train.utils.callbacks import CallbackInput, TrainingControl  # noqa: E402
 
@@ -315,3 +316,19 @@ def test_every_phase_is_an_event(tmp_path):
     narrator.on_step_start(trainer, told(1), control)
     narrator.on_save(trainer, told(1, ckpt_path="x"), control)
     assert [event["event"] for event in events.new()] == ["evaluating", "training", "saved"]
+
+
+def test_the_rows_of_a_training_step_are_an_event(tmp_path):
+    events = EventReader(tmp_path)
+    narrator = Narrator(RunLog(tmp_path))
+    for phase in ("train", "eval"):
+        narrator.observe(
+            {
+                "trajectory_ids": [
+                    TrajectoryID(row, sample) for row in ("7", "0", "11") for sample in (0, 1)
+                ],
+                "batch_metadata": BatchMetadata(3, phase),
+            }
+        )
+    (event,) = events.new()
+    assert (event["event"], event["step"], event["rows"]) == ("played", 3, [7, 0, 11])
