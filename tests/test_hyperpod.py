@@ -1,7 +1,6 @@
 """The manifests are built by kubectl's kustomize and checked; then each check is shown to fail."""
 
 import copy
-import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -15,15 +14,14 @@ from typing import Any
 
 import pytest
 import yaml
-from manifests import (
-    ACCESS,
+from manifests import HYPERPOD, OVERLAYS, ROOT, build, built, problems
+
+import skyrl_maze
+from skyrl_maze.manifest_rules import QUEUE
+from skyrl_maze.manifest_safety import ACCESS
+from skyrl_maze.manifests import (
     GPU,
-    HYPERPOD,
-    OVERLAYS,
-    QUEUE,
-    ROOT,
     Object,
-    build,
     cluster_of,
     container,
     count,
@@ -31,14 +29,10 @@ from manifests import (
     groups_of,
     instance,
     pods_of,
-    problems,
 )
-
-import skyrl_maze
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 RUNS = ("governed", "governed-job", "one-node", "published", "published-job")
-built = functools.cache(build)
 DOCKERFILE = (HYPERPOD / "Dockerfile").read_text(encoding="utf-8")
 SETTINGS = "settings/settings.yaml"
 
@@ -57,7 +51,7 @@ def test_nothing_is_wrong_with_the_overlay(overlay: str) -> None:
 def test_there_is_an_overlay_for_each_case() -> None:
     kinds = {overlay: [thing["kind"] for thing in built(overlay)] for overlay in OVERLAYS}
     assert kinds == {
-        "access": ["ServiceAccount", "ServiceAccount", "Job", "NetworkPolicy"],
+        "access": ["ServiceAccount", "ServiceAccount", "Job", "NetworkPolicy", "NetworkPolicy"],
         "governed": ["RayCluster"],
         "governed-job": ["RayJob"],
         "one-node": ["RayCluster"],
@@ -131,7 +125,7 @@ def test_the_image_is_this_version(overlay: str) -> None:
 @pytest.mark.parametrize("overlay", [*RUNS, "serving"])
 def test_the_policy_and_the_accounts_are_those_of_the_pods(overlay: str) -> None:
     accounts = {t["metadata"]["name"] for t in built("access") if t["kind"] == "ServiceAccount"}
-    (policy,) = [thing for thing in built("access") if thing["kind"] == "NetworkPolicy"]
+    policy = next(thing for thing in built("access") if thing["kind"] == "NetworkPolicy")
     for pod in pods_of(built(overlay)[0]):
         assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
         assert pod["spec"]["serviceAccountName"] in accounts
@@ -391,7 +385,7 @@ def test_the_script_reads_what_the_manifest_says() -> None:
 
 
 def test_the_schemas_come_with_their_licence() -> None:
-    assert "Apache License 2.0" in (ROOT / "tests/kuberay/NOTICE").read_text(encoding="utf-8")
+    assert "Apache License 2.0" in (HYPERPOD / "kuberay/NOTICE").read_text(encoding="utf-8")
 
 
 # --- The dashboard ---

@@ -21,10 +21,11 @@ import filelock
 import psutil
 import pytest
 from hub_server import COMMIT, Hub, serve
-from manifests import GPU, HYPERPOD, build, container, count, environment, groups_of
+from manifests import HYPERPOD, build
 
 from skyrl_maze.errors import SetupError
 from skyrl_maze.hyperpod.ready import _wait_for_gpus
+from skyrl_maze.manifests import GPU, container, count, environment, groups_of
 
 REPO = "VisGym/visgym_model"
 FILES = "mixed_qwen3vl/*"

@@ -21,24 +21,37 @@ ORDER = (
     *("demonstrations", "demo_rows", "demo_files"),
     *("shards", "adapter", "merge", "complete", "versions", "batches", "checkpoints"),
     *("export_plan", "export_source", "export", "remote"),
+    *("findings", "manifests", "manifest_rules", "manifest_safety", "manifest_check", "nodes", "collective"),
     *("_compat", "cpu", "tiny", "schooling", "mini", "advantages", "config", "console", "vision"),
-    *("budget", "preflight"),
+    *("budget", "preflight", "disk", "fit", "cluster_checks"),
     *("together", "training_state", "serving", "probe", "applied_lora", "sharing", "worker"),
     *("engine", "player", "generator"),
     *("adapter_trainer", "trainer", "narrator", "recorder", "experiment"),
     *("launch", "entrypoints", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli"),
-    *("cli", "hyperpod"),
+    *("doctor_cli", "cli", "hyperpod"),
 )
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
 MAY_BE_HEAVY = {
     "schooling",
-    *("advantages", "config", "vision", "budget", "preflight"),
+    *("advantages", "config", "vision", "budget", "preflight", "disk", "fit", "cluster_checks"),
     *("together", "training_state", "applied_lora", "sharing", "worker"),
     *("engine", "player", "generator", "adapter_trainer", "trainer", "narrator", "recorder", "experiment"),
 }
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
-COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli", "cli")
+COMMANDS = (
+    *(
+        "console",
+        "launch",
+        "lora_export_cli",
+        "lora_cli",
+        "demos_cli",
+        "play_cli",
+        "report_cli",
+        "doctor_cli",
+    ),
+    "cli",
+)
 PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name not in ("_compat", "schooling")]
 
 # Test files about the whole, not about one module.
