@@ -218,7 +218,7 @@ def same_versions(cluster: Cluster) -> Finding:
             problems.append(f"{package}: {usual} on {counts[usual]} node(s), {odd}")
         elif "none" in counts:
             problems.append(f"{package}: is installed on no node")
-    alike = next(iter(answers.said.values()), {})
+    alike: dict[str, str] = next(iter(answers.said.values()), {})
     fix = "run one image on every pod (settings.yaml), and delete pods that have another"
     return judged("versions", problems, fix, ", ".join(f"{name} {v}" for name, v in alike.items()))
 
@@ -264,13 +264,16 @@ CHECKS: Sequence[Check] = (
 
 def check_cluster(cfg: MazeTrainConfig, limit_s: float) -> list[Finding]:
     """All findings about the cluster that this process has joined."""
-    cluster, findings = look(cfg, limit_s), list[Finding]()
-    for check in CHECKS:
+    return run(look(cfg, limit_s), CHECKS)
+
+
+def run(cluster: Cluster, checks: Sequence[Check]) -> list[Finding]:
+    """What these checks find; one that cannot look is a failure of its own."""
+    findings = []
+    for check in checks:
         try:
             findings.append(check(cluster))
         except (SkyRLMazeError, OSError) as error:
             name = check.__name__.replace("_", " ")
-            findings.append(
-                Finding(name, Status.FAIL, (f"could not be looked at: {cause_of(error)}",), _MOUNT)
-            )
+            findings.append(Finding(name, Status.FAIL, (cause_of(error),), _MOUNT))
     return findings

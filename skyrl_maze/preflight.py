@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import filelock
 
@@ -163,7 +164,7 @@ def check_adapter(cfg: MazeTrainConfig) -> list[str]:
     return []
 
 
-def _lora_names(cfg: MazeTrainConfig) -> dict[str, str | None]:
+def _lora_names(cfg: MazeTrainConfig) -> dict[str, Any]:
     lora = cfg.trainer.policy.model.lora
     return {"target_modules": lora.target_modules, "exclude_modules": lora.exclude_modules}
 
