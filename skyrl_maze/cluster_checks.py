@@ -77,7 +77,7 @@ def reachable(cluster: Cluster) -> Finding:
     problems = [f"{node}: {why}" for node, why in cluster.silent.items()]
     if there < needed:
         problems.append(f"the run needs {needed} GPU(s), and the nodes that answer have {there}")
-        problems += [f"{node}: is gone, with {node.gpus} GPU(s)" for node in cluster.gone]
+        problems += [f"{node}: is gone" for node in cluster.gone]
     said = f"{len(cluster.answering)} nodes with {there} GPU(s), of which the run needs {needed}"
     if not problems and cluster.gone:
         left = ", ".join(map(str, cluster.gone))
@@ -146,7 +146,7 @@ def locks(cluster: Cluster) -> Finding:
             answers = nodes.ask(nodes.try_lock, cluster.others, cluster.limit_s, path, wait_s)
             state = "is held here" if held else "is free"
             problems += answers.problems
-            problems += [f"{n}: a lock that {state} is {a}" for n, a in answers.said.items() if a != wanted]
+            problems += [f"{n}: a lock that {state}: {a}" for n, a in answers.said.items() if a != wanted]
     return judged("locks", problems, fix, f"one holder among {len(cluster.answering)} nodes")
 
 
@@ -169,11 +169,12 @@ def space(cluster: Cluster) -> Finding:
     with _scratch(cluster) as folder:
         free = nodes.free_bytes(str(folder))
     try:
-        need = disk_need(cluster.cfg).total
+        need = disk_need(cluster.cfg)
     except ConfigError as error:
         return warned("space", f"{free / _GIB:.1f} GiB are free; {error}", "leave room for whole checkpoints")
-    said = f"{free / _GIB:.1f} GiB are free for the run's {need / _GIB:.1f}"
-    if free < need:
+    said = f"{free / _GIB:.1f} GiB are free for the run's {need.total / _GIB:.1f}"
+    said += f", if the adapter is as that of Qwen3-VL-8B; {need.assumed}" if need.assumed else ""
+    if free < need.total:
         return Finding("space", Status.FAIL, (said,), fix)
     answers = nodes.ask(nodes.free_bytes, cluster.answering, cluster.limit_s, tempfile.gettempdir())
     if answers.problems:

@@ -62,7 +62,7 @@ def _text_of(source: str) -> str:
             return build(path)
         with path.open(encoding="utf-8") as file:
             return file.read(_MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ManifestError(
             f"cannot be read ({reason}); give an overlay's folder, a file of YAML, or - for stdin"

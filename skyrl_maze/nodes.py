@@ -108,6 +108,8 @@ def ask(question: Callable[..., Any], nodes: Iterable[Node], limit_s: float, *ar
     for call in ready:
         try:
             said[waiting[call]] = ray.get(call, timeout=_FETCH_LIMIT_S)
+        except (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError):
+            silent[waiting[call]] = "was lost while it was asked"
         except Exception as error:  # whatever a node may say
             silent[waiting[call]] = cause_of(getattr(error, "cause", None) or error)
     for call in late:

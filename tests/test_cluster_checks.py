@@ -102,13 +102,15 @@ def test_a_cluster_and_then_everything_that_can_be_wrong_with_it(ring: Ring, tmp
     assert code == 1
     short = {name: node.node_id[:8] for name, node in (("hung", hung), ("lost", lost), ("odd", odd))}
     told = {name: "\n".join(f["found"]) for name, f in found.items() if f["status"] == "fail"}
-    assert f"{short['hung']}): did not answer within 25 s" in told["nodes"]
+    # Whether Ray has given the hung node up by then is a matter of seconds.
+    ends = ("did not answer within 25 s", "was lost while it was asked", "is gone")
+    assert any(f"{short['hung']}): {end}" in told["nodes"] for end in ends)
     assert "the run needs 3 GPU(s), and the nodes that answer have 2" in told["nodes"]
     assert short["lost"] in told["nodes"]
     assert (
         f"{short['odd']}): cannot see in {ROOT.removesuffix('/runs/mine')}/.doctor-" in told["shared folder"]
     )
-    assert f"{short['odd']}): a lock that is held here is flock fails" in told["locks"]
+    assert f"{short['odd']}): a lock that is held here: flock fails" in told["locks"]
     assert f"{short['odd']}): +{AHEAD_S}." in told["clocks"]
     assert "transformers: " in told["versions"]
     assert f"0.0.1 on {odd.node_ip_address} ({short['odd']})" in told["versions"]
@@ -171,15 +173,15 @@ def test_too_few_gpus_name_the_nodes_that_are_gone() -> None:
     assert found.status is Status.FAIL
     assert found.found == (
         "the run needs 3 GPU(s), and the nodes that answer have 1",
-        "10.0.0.2 (cccccccc): is gone, with 2 GPU(s)",
+        "10.0.0.2 (cccccccc): is gone",
     )
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     cluster = cluster_of(f"run.root={tmp_path}/file/run", answering=[])
-    monkeyed = [f for f in cluster_checks.run(cluster, [cluster_checks.shared]) if f.status is Status.FAIL]
-    assert monkeyed == []  # the folder above can be, and is where the run's would be made
+    # The folder above can be, and is where the run's would be made.
+    assert [f.status for f in cluster_checks.run(cluster, [cluster_checks.shared])] == [Status.PASS]
     cluster = cluster_of("run.root=/proc/nowhere/run", answering=[])
     [found] = cluster_checks.run(cluster, [cluster_checks.shared])
     assert found.status is Status.FAIL
@@ -190,7 +192,7 @@ def test_locks_that_do_not_hold_across_nodes_are_found(answers: dict[str, Any], 
     answers["try_lock"] = {FIRST: "taken", SECOND: "flock fails: Function not implemented"}
     found = cluster_checks.locks(cluster_of(f"run.root={tmp_path}"))
     assert found.status is Status.FAIL
-    assert found.found[0] == "10.0.0.1 (bbbbbbbb): a lock that is held here is taken"
+    assert found.found[0] == "10.0.0.1 (bbbbbbbb): a lock that is held here: taken"
     assert "Function not implemented" in found.found[1]
     assert "option flock" in found.fix
 
@@ -218,7 +220,7 @@ def test_a_full_file_system_fails_and_a_small_disk_warns(
 ) -> None:
     free = {"here": 1 << 40}
     monkeypatch.setattr(nodes, "free_bytes", named("free_bytes", lambda _path: free["here"]))
-    monkeypatch.setattr(cluster_checks, "disk_need", lambda _cfg: SimpleNamespace(total=5 << 30))
+    monkeypatch.setattr(cluster_checks, "disk_need", lambda _cfg: SimpleNamespace(total=5 << 30, assumed=""))
     answers["free_bytes"] = {HEAD: 1 << 40, FIRST: 1 << 30, SECOND: 1 << 40}
     cluster = cluster_of(f"run.root={tmp_path}")
     found = cluster_checks.space(cluster)
@@ -256,7 +258,7 @@ def test_versions_that_differ_name_package_and_node(answers: dict[str, Any]) -> 
         "10.0.0.2 (cccccccc): did not answer",
         "torch: 1 on 1 node(s), 2 on 10.0.0.1 (bbbbbbbb)",
     )
-    answers["versions"] = dict.fromkeys((HEAD, FIRST, SECOND), {**alike, "vllm": "none"})
+    answers["versions"] = {node: {**alike, "vllm": "none"} for node in (HEAD, FIRST, SECOND)}
     assert cluster_checks.same_versions(cluster_of()).found == ("vllm: is installed on no node",)
 
 

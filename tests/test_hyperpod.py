@@ -200,6 +200,14 @@ def pod(group: Object) -> Object:
     return dict(group["template"]["spec"])
 
 
+def pod_template(group: Object) -> Object:
+    found: Object = group["template"]["spec"]
+    return found
+
+
+TYPE = {"node.kubernetes.io/instance-type": "ml.x9.huge"}
+
+
 def first(group: Object) -> Object:
     found: Object = group["template"]["spec"]["containers"][0]
     return found
@@ -278,6 +286,56 @@ MISTAKES: list[tuple[str, Edit, str]] = [
     ),
     ("published", lambda c: first(head(c))["securityContext"].pop("readOnlyRootFilesystem"), "readOnlyRoot"),
     ("published", lambda c: head(c)["template"]["spec"].update(automountServiceAccountToken=True), "API"),
+    (
+        "published",
+        lambda c: pod_template(worker(c)).update(hostNetwork=True),
+        "hostNetwork: the pod would see",
+    ),
+    (
+        "published",
+        lambda c: pod(worker(c))["volumes"].append({"name": "x", "hostPath": {"path": "/"}}),
+        "hostPath",
+    ),
+    ("published", lambda c: first(worker(c))["securityContext"].update(privileged=True), "none be gained"),
+    (
+        "published",
+        lambda c: first(worker(c))["securityContext"].update(allowPrivilegeEscalation=True),
+        "none be gained",
+    ),
+    ("published", lambda c: first(worker(c))["securityContext"].update(runAsUser=0), "must not be root"),
+    (
+        "published",
+        lambda c: first(worker(c))["securityContext"]["capabilities"].update(add=["SYS_ADMIN"]),
+        "['SYS_ADMIN'] are not needed",
+    ),
+    (
+        "published",
+        lambda c: first(worker(c))["env"].append(
+            {"name": "WANDB", "valueFrom": {"secretKeyRef": {"name": "w", "key": "k"}}}
+        ),
+        "WANDB: mount a secret as a file",
+    ),
+    (
+        "published",
+        lambda c: first(head(c)).update(envFrom=[{"secretRef": {"name": "w"}}]),
+        "name each variable",
+    ),
+    ("serving", lambda c: pod(head(c))["securityContext"].update(runAsNonRoot=False), "runAsNonRoot"),
+    ("serving", lambda c: head(c)["template"]["spec"].pop("serviceAccountName"), "the pod can call the Kub"),
+    (
+        "access",
+        lambda a: a.pop("automountServiceAccountToken"),
+        "automountServiceAccountToken: must be false",
+    ),
+    ("access", lambda a: a.update(kind="ServicAccount"), "did you mean 'ServiceAccount'?"),
+    ("published", lambda c: pod_template(worker(c)).pop("nodeSelector"), "instance type '' is not in"),
+    (
+        "published",
+        lambda c: pod(head(c))["nodeSelector"].update(TYPE),
+        "instance type 'ml.x9.huge' is not in",
+    ),
+    ("published", lambda c: resources(head(c), memory="much"), "requests of CPU or memory on ml.r5d.16x"),
+    ("published", lambda c: pod(worker(c))["volumes"][1]["emptyDir"].pop("medium"), "larger than /dev/shm"),
     ("published", lambda c: c["metadata"]["annotations"].pop(f"{ACCESS}/enabled"), "must be the text true"),
     ("published", lambda c: c["metadata"]["annotations"].update({f"{ACCESS}/access-strategy": "x"}), "'x'"),
     ("governed", lambda c: c["metadata"]["labels"].pop(QUEUE), "on every pod template alike"),
@@ -303,18 +361,58 @@ def test_a_mistake_is_found(overlay: str, edit: Edit, said: str) -> None:
     assert any(said in problem for problem in problems(things)), problems(things)
 
 
+NAMESPACE = "kubernetes.io/metadata.name"
+PORT = [{"protocol": "TCP", "port": 8265}]
+
+
+def namespace(name: str) -> Object:
+    return {"namespaceSelector": {"matchLabels": {NAMESPACE: name}}}
+
+
 @pytest.mark.parametrize(
-    "rule",
+    ("rule", "said"),
     [
-        {},
-        {"from": [{"namespaceSelector": {}}]},
-        {"from": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
+        ({}, "a rule that lets everyone in"),
+        ({"from": []}, "a rule that lets everyone in"),
+        ({"from": [{"namespaceSelector": {}}]}, "all namespaces are let in"),
+        (
+            {"from": [namespace("default")], "ports": PORT},
+            "the namespace {'kubernetes.io/metadata.name': 'defaul",
+        ),
+        ({"from": [namespace("hyperpod-ray")]}, "hyperpod-ray is let in on every port, and needs 8265"),
+        ({"from": [namespace("hyperpod-observability")], "ports": PORT}, "is let in on 8265, and needs 8080"),
+        ({"from": [{"podSelector": {}}]}, "every pod of the namespace is let in on every port"),
+        ({"from": [{"podSelector": {}}], "ports": PORT}, "every pod of the namespace is let in on 8265"),
+        ({"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": PORT}, "addresses 0.0.0.0/0 are let in"),
     ],
 )
-def test_a_door_left_open_is_found(rule: Object) -> None:
+def test_a_door_left_open_is_found(rule: Object, said: str) -> None:
     things = copy.deepcopy(built("access"))
-    things[-1]["spec"]["ingress"].append(rule)
-    assert any("ingress: " in problem for problem in problems(things))
+    things[-2]["spec"]["ingress"].append(rule)
+    assert any(f"NetworkPolicy skyrl-maze: ingress: {said}" in problem for problem in problems(things))
+
+
+def test_the_dashboard_is_reached_by_the_operators_and_the_runs_own_pods_alone() -> None:
+    policy, serving = (thing for thing in built("access") if thing["kind"] == "NetworkPolicy")
+    own, operators, metrics = policy["spec"]["ingress"]
+    assert own == {"from": [{"podSelector": policy["spec"]["podSelector"]}]}
+    assert operators == {"from": [namespace("kuberay-operator"), namespace("hyperpod-ray")], "ports": PORT}
+    assert metrics["ports"] == [{"protocol": "TCP", "port": 8080}]
+    (rule,) = serving["spec"]["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": 8000}]
+    (chosen,) = serving["spec"]["podSelector"]["matchExpressions"]
+    components = {p["metadata"]["labels"][chosen["key"]] for p in pods_of(built("serving")[0])}
+    assert components == set(chosen["values"])
+
+
+def test_the_token_is_a_file_that_only_the_head_has() -> None:
+    head, worker = groups_of(run_of("published"))
+    (volume,) = [v for v in pod(head)["volumes"] if "secret" in v]
+    assert volume["secret"] == {"secretName": "huggingface", "optional": True, "defaultMode": 0o440}
+    (mount,) = [m for m in container(head)["volumeMounts"] if m["name"] == volume["name"]]
+    assert mount["readOnly"]
+    assert environment(head)["HF_TOKEN_PATH"] == f"{mount['mountPath']}/token"
+    assert not [v for v in pod(worker)["volumes"] if "secret" in v]
 
 
 # --- The image and the script ---
@@ -370,8 +468,15 @@ def test_what_the_build_needs_is_in_its_context() -> None:
     assert all((ROOT / name).exists() for name in allowed)
 
 
-def test_shellcheck_finds_nothing_in_the_script() -> None:
-    command = [str(SCRIPTS / "shellcheck"), "--severity=style", str(HYPERPOD / "train_job.sh")]
+SHELL = [
+    ROOT / ".ci/run",
+    *sorted(path for top in (HYPERPOD, ROOT / "scripts") for path in top.rglob("*.sh")),
+]
+
+
+@pytest.mark.parametrize("script", SHELL, ids=lambda path: path.name)
+def test_shellcheck_finds_nothing_in_the_script(script: Path) -> None:
+    command = [str(SCRIPTS / "shellcheck"), "--severity=style", str(script)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
