@@ -327,7 +327,6 @@ MISTAKES: list[tuple[str, Edit, str]] = [
         lambda a: a.pop("automountServiceAccountToken"),
         "automountServiceAccountToken: must be false",
     ),
-    ("access", lambda a: a.update(kind="ServicAccount"), "did you mean 'ServiceAccount'?"),
     ("published", lambda c: pod_template(worker(c)).pop("nodeSelector"), "instance type '' is not in"),
     (
         "published",
@@ -380,7 +379,10 @@ def namespace(name: str) -> Object:
             "the namespace {'kubernetes.io/metadata.name': 'defaul",
         ),
         ({"from": [namespace("hyperpod-ray")]}, "hyperpod-ray is let in on every port, and needs 8265"),
-        ({"from": [namespace("hyperpod-observability")], "ports": PORT}, "is let in on 8265, and needs 8080"),
+        (
+            {"from": [namespace("hyperpod-observability")], "ports": PORT},
+            "hyperpod-observability is let in on 8265, and needs 8080",
+        ),
         ({"from": [{"podSelector": {}}]}, "every pod of the namespace is let in on every port"),
         ({"from": [{"podSelector": {}}], "ports": PORT}, "every pod of the namespace is let in on 8265"),
         ({"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": PORT}, "addresses 0.0.0.0/0 are let in"),
