@@ -22,7 +22,9 @@ from skyrl_maze.errors import SetupError
 from skyrl_maze.faults import cause_of
 
 HEAD_RESOURCE = "node:__internal_head__"
-_CONNECT_LIMIT_S = 5
+_CONNECT_LIMIT_S = 15
+# How a connection of HTTP/2, which gRPC speaks, begins; its server must answer (RFC 9113, section 3.4).
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000 04 00 00000000")
 _FETCH_LIMIT_S = 30
 
 
@@ -59,7 +61,11 @@ def check_address(address: str) -> None:
         return
     where = (host.removeprefix("ray://").strip("[]"), int(port))
     try:
-        socket.create_connection(where, timeout=_CONNECT_LIMIT_S).close()
+        with socket.create_connection(where, timeout=_CONNECT_LIMIT_S) as connection:
+            connection.sendall(_PREFACE)
+            connection.recv(1)  # a process that hangs is connected to, and says nothing
+    except ConnectionResetError:
+        return  # it answered, in its way: with TLS this is no beginning
     except (OSError, OverflowError) as error:
         raise SetupError(
             f"RAY_ADDRESS={address} names a Ray cluster that does not answer ({error}); start it, or unset it"

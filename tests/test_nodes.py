@@ -111,6 +111,33 @@ def test_a_cluster_that_does_not_answer_is_said() -> None:
         nodes.check_address(address)
 
 
+def test_a_cluster_that_is_deaf_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that hangs, a stopped head among them, still has its connections accepted."""
+    monkeypatch.setattr(nodes, "_CONNECT_LIMIT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        with pytest.raises(SetupError, match=r"does not answer \(timed out\)"):
+            nodes.check_address(address)
+
+
+def test_whoever_speaks_grpc_answers() -> None:
+    grpc_server = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import grpc, sys, concurrent.futures as f; s = grpc.server(f.ThreadPoolExecutor(1)); "
+            "print(s.add_insecure_port('127.0.0.1:0'), flush=True); s.start(); sys.stdin.read()",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with grpc_server:
+        assert grpc_server.stdout is not None
+        nodes.check_address(f"127.0.0.1:{int(grpc_server.stdout.readline())}")
+        grpc_server.communicate("", timeout=30)
+
+
 # --- Questions ---
 
 
