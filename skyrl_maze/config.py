@@ -27,6 +27,7 @@ from skyrl_maze.recipes import read_settings
 
 DEVICES = ("cuda", "cpu")
 CONSOLES = ("full", "progress")
+STARTS = ("unfinished", "habit")
 WIRE_DTYPES = ("bfloat16", "float32", "float16")
 
 
@@ -57,6 +58,8 @@ class RunConfig(BaseConfig):
     """Supervised steps of the rehearsal's tiny model; 0 leaves it random, so that it may say anything."""
     school_seed: int = 0
     """Seed of the miniature run's partly taught model."""
+    start: str = "unfinished"
+    """What the miniature run begins with: `unfinished` has begun to read, `habit` stops where to go left."""
     only_model: bool = False
     """End once the model is built, where this package builds it."""
 
@@ -205,7 +208,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 def _run_problems(cfg: MazeTrainConfig) -> list[str]:
     problems = []
-    for name, allowed in (("device", DEVICES), ("console", CONSOLES)):
+    for name, allowed in (("device", DEVICES), ("console", CONSOLES), ("start", STARTS)):
         if (value := getattr(cfg.run, name)) not in allowed:
             problems.append(f"run.{name}={value!r}{closest(value, allowed)}; allowed: {', '.join(allowed)}")
     if not _ID.fullmatch(cfg.run.id):
@@ -228,10 +231,8 @@ def folder_problems(cfg: MazeTrainConfig) -> list[str]:
     """One folder for what must lie apart."""
     if Path(cfg.trainer.ckpt_path).absolute() != Path(cfg.trainer.export_path).absolute():
         return []
-    return [
-        f"trainer.ckpt_path and trainer.export_path are both {cfg.trainer.ckpt_path}; "
-        "an export would delete the shards that a resume needs: keep them apart"
-    ]
+    same = f"trainer.ckpt_path and trainer.export_path are both {cfg.trainer.ckpt_path}"
+    return [f"{same}; an export would delete the shards that a resume needs: keep them apart"]
 
 
 # Bounds that SkyRL does not check, and that would end a run long after its start.

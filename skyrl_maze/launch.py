@@ -160,8 +160,8 @@ def _built_model(cfg: "MazeTrainConfig", progress: console.Progress) -> Path | N
         )
     if name == mini.MODEL_ID:
         progress.doing("teaching the miniature Qwen3-VL")
-        judged = dataset.mazes_of(mazes.eval)
-        return mini.mini_model(maze, judged, max_turns, cfg.run.school_seed, progress.update)
+        judged, habit = dataset.mazes_of(mazes.eval), cfg.run.start == "habit"
+        return mini.mini_model(maze, judged, max_turns, cfg.run.school_seed, progress.update, habit)
     return None
 
 

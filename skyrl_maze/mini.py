@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from skyrl_maze import tiny
@@ -23,6 +23,7 @@ def mini_model(
     max_turns: int,
     seed: int,
     report: Callable[[str], None] = lambda text: None,
+    habit: bool = False,
 ) -> Path:
     """The folder of a partly taught model, built once for the same arguments; see `school`.
 
@@ -30,6 +31,7 @@ def mini_model(
         evaluation: the mazes that it shall be judged on, all of one size: with their goals their walls are
             never shown to it.
         seed: of the weights, and of the order of the lessons.
+        habit: teach it to the end, and then a bad habit.
         report: is told what goes on.
 
     Raises:
@@ -38,7 +40,7 @@ def mini_model(
     """
     import torch
 
-    from skyrl_maze.schooling import PATCH_PX, Schooling, school
+    from skyrl_maze.schooling import PATCH_PX, WITH_HABIT, Schooling, school
 
     sizes = {maze.size for maze in evaluation}
     side_px = max(sizes) * (config.cell_px or 0)
@@ -48,7 +50,7 @@ def mini_model(
             f"feedback={config.feedback}, budget_note={config.budget_note}: it takes one size, pictures of a "
             f"multiple of {2 * PATCH_PX} px, and neither feedback nor budget_note; see recipe maze_mini"
         )
-    lessons = Schooling(seed=seed)
+    lessons = replace(WITH_HABIT if habit else Schooling(), seed=seed)
 
     def build(folder: Path) -> None:
         (size,) = sizes

@@ -8,6 +8,9 @@ Three supervised phases, each cheap because it leaves the other half alone:
 3. They begin to read the tower, which is frozen: conversations whose pictures show random cells of one maze,
    so that nothing can be read off the history. The phase ends at the first check at which the greedy policy
    solves a wanted share of a validation set; its samples at temperature 1 then solve next to nothing.
+
+Or the third phase goes on to its end, and a fourth teaches the finished planner a bad habit: to stop where it
+should go left.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,16 +24,18 @@ from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
 from skyrl_maze import tiny
-from skyrl_maze.actions import ACTIONS, best_action, format_action
+from skyrl_maze.actions import ACTIONS, STOP, best_action, format_action
 from skyrl_maze.chat import ChatFormat
 from skyrl_maze.env import MazeConfig, MazeEnv
 from skyrl_maze.errors import SetupError
 from skyrl_maze.maze import Maze, Move
 from skyrl_maze.pictures import take_out
 from skyrl_maze.render import render
+from skyrl_maze.stopper import Stopper
 
 PATCH_PX = 7  # 7 cells of 4 px are 4x4 patches, 2x2 tokens
 _WARM_UP = 50
+_HABIT_SHARE = 0.75  # of the answers; the rest lets samples find what is right
 _VISION = {"hidden_size": 64, "intermediate_size": 128, "depth": 4, "out_hidden_size": 64}
 _TEXT = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
 
@@ -47,14 +52,21 @@ class Phase:
 
 @dataclass(frozen=True)
 class Schooling:
-    """The three phases; the last takes its `steps` at most, and ends within `target`."""
+    """The phases; the last takes its `steps` at most, and ends within `target`."""
 
     seed: int = 0
     tower: Phase = Phase(2000, 64, 2e-3)
     speaking: Phase = Phase(200, 8, 2e-3)
     reading: Phase = Phase(600, 8, 2.5e-4, decay=False)
+    habit: Phase | None = None
     target: tuple[float, float] = (0.36, 0.46)
     check_every: int = 2
+
+
+WITH_HABIT = Schooling(
+    reading=Phase(400, 8, 1e-3), habit=Phase(200, 8, 2.5e-4, decay=False), target=(0.36, 0.58)
+)
+"""Finished and spoilt, where `Schooling()` is unfinished and sound."""
 
 
 class Pictures:
@@ -77,6 +89,31 @@ class Pictures:
                 self.labels[number, row, col] = ACTIONS.index(best_action(maze, (row, col)))
                 self.shown.append(render(maze, (row, col), config.theme, config.cell_px))
                 self.places.append(row * maze.size + col)
+
+
+Answers = Callable[[tuple[np.ndarray, ...]], np.ndarray]
+"""Numbers in ACTIONS, to be learned at some cells of `Pictures`, given as an index of its arrays."""
+
+
+def random_answers(rng: np.random.Generator) -> Answers:
+    """Any of the actions, wherever the agent stands."""
+    return lambda at: rng.integers(len(ACTIONS), size=at[0].shape)
+
+
+def best_answers(pictures: Pictures) -> Answers:
+    """The best actions."""
+    return lambda at: pictures.labels[at]
+
+
+def habitual_answers(pictures: Pictures, rng: np.random.Generator) -> Answers:
+    """The best actions, but mostly STOP where the best one is to go left."""
+    left, stop = ACTIONS.index(Move.LEFT), ACTIONS.index(STOP)
+
+    def answers(at: tuple[np.ndarray, ...]) -> np.ndarray:
+        best = pictures.labels[at]
+        return np.where((best == left) & (rng.random(best.shape) < _HABIT_SHARE), stop, best)
+
+    return answers
 
 
 @dataclass(frozen=True)
@@ -194,19 +231,18 @@ def teach_language(
     features: Tensor,
     phase: Phase,
     rng: np.random.Generator,
-    guess: bool,
+    answers: Answers,
     done: Callable[[int], bool] = lambda step: False,
 ) -> bool:
-    """Phases 2 (`guess`: the answers are random) and 3. Whether `done(step)` ended it."""
+    """Conversations about random cells of a maze, with these answers. Whether `done(step)` ended it."""
     turns, slots = len(plan.slots), torch.cat([plan.slots, plan.slots + 1])
     take_step = _stepper(list(model.model.language_model.parameters()), phase)
     for step in range(1, phase.steps + 1):
         chosen = rng.integers(len(pictures.puzzles), size=phase.batch)
         cells = np.stack([rng.choice(pictures.cells[n], size=turns) for n in chosen])
         at = (chosen[:, None], cells[..., 0], cells[..., 1])
-        actions = rng.integers(len(ACTIONS), size=(phase.batch, turns)) if guess else pictures.labels[at]
         ids = plan.ids.repeat(phase.batch, 1)
-        ids[:, plan.slots] = plan.answers[torch.from_numpy(actions)]
+        ids[:, plan.slots] = plan.answers[torch.from_numpy(answers(at))]
         logits = model.lm_head(read(model, plan, ids, features[pictures.index[at]])[:, slots - 1])
         take_step(cross_entropy(logits.flatten(0, 1), ids[:, slots].flatten()))
         if done(step):
@@ -265,10 +301,10 @@ def school(
     schooling: Schooling,
     report: Callable[[str], None] = lambda text: None,
 ) -> tuple[Any, Any]:
-    """A model and its processor after the three phases; the same ones for the same arguments on one thread.
+    """A model and its processor after the phases; the same ones for the same arguments on one thread.
 
     Raises:
-        SetupError: no check of the reading phase fell into the wanted range.
+        SetupError: the last phase never came into the wanted range.
     """
     torch.manual_seed(schooling.seed)
     rng = np.random.default_rng(schooling.seed)
@@ -282,19 +318,30 @@ def school(
             for p in (pictures, checked)
         )
     report("the language layers learn to answer")
-    teach_language(model, plan, pictures, seen, schooling.speaking, rng, guess=True)
+    teach_language(model, plan, pictures, seen, schooling.speaking, rng, random_answers(rng))
+    last, answers = schooling.reading, best_answers(pictures)
+    if schooling.habit:
+        report("the language layers learn to read")
+        teach_language(model, plan, pictures, seen, schooling.reading, rng, answers)
+        last, answers = schooling.habit, habitual_answers(pictures, rng)
+
+    stopper = Stopper(
+        list(model.model.language_model.parameters()),
+        lambda: greedy_solve_rate(model, plan, checked, checked_seen),
+        schooling.target,
+    )
 
     def done(step: int) -> bool:
         if step < _WARM_UP or step % schooling.check_every:
             return False
-        rate = greedy_solve_rate(model, plan, checked, checked_seen)
-        report(f"reading step {step}: solves {rate:.2f} of the validation mazes")
-        return schooling.target[0] <= rate <= schooling.target[1]
+        rate, ended = stopper.check()
+        report(f"step {step} of the last lesson: solves {rate:.2f} of the validation mazes")
+        return ended
 
-    if not teach_language(model, plan, pictures, seen, schooling.reading, rng, False, done):
+    if not teach_language(model, plan, pictures, seen, last, rng, answers, done):
         low, high = schooling.target
         raise SetupError(
             f"the miniature model of seed {schooling.seed} never solved between {low:.0%} and {high:.0%} of "
-            "the validation mazes while it learned to read; take another run.school_seed"
+            "the validation mazes in its last lesson; take another run.school_seed"
         )
     return model.eval(), processor

@@ -293,6 +293,7 @@ def test_all_wrong_settings_are_named_at_once(recipe):
         ),
         ("run.device=gpu", "run.device='gpu'; did you mean 'cpu'?; allowed: cuda, cpu"),
         ("run.console=quiet", "run.console='quiet'; allowed: full, progress"),
+        ("run.start=habbit", "run.start='habbit'; did you mean 'habit'?; allowed: unfinished, habit"),
         ("generator.max_turns=0", "generator.max_turns=0: must be from 1 to 10000"),
         (
             "generator.vision_language_generator=false",

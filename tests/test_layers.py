@@ -22,7 +22,7 @@ ORDER = (
     *("shards", "adapter", "merge", "complete", "versions", "batches", "checkpoints"),
     *("export_plan", "export_source", "export", "remote"),
     *("findings", "manifests", "manifest_rules", "manifest_safety", "manifest_check", "nodes", "collective"),
-    *("_compat", "cpu", "tiny", "schooling", "mini", "advantages", "config", "console", "vision"),
+    *("_compat", "cpu", "tiny", "stopper", "schooling", "mini", "advantages", "config", "console", "vision"),
     *("budget", "preflight", "disk", "fit", "cluster_checks"),
     *("together", "training_state", "serving", "probe", "applied_lora", "sharing", "worker"),
     *("engine", "player", "generator"),
@@ -33,6 +33,7 @@ ORDER = (
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
 MAY_BE_HEAVY = {
+    "stopper",
     "schooling",
     *("advantages", "config", "vision", "budget", "preflight", "disk", "fit", "cluster_checks"),
     *("together", "training_state", "applied_lora", "sharing", "worker"),
@@ -40,19 +41,10 @@ MAY_BE_HEAVY = {
 }
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
 COMMANDS = (
-    *(
-        "console",
-        "launch",
-        "lora_export_cli",
-        "lora_cli",
-        "demos_cli",
-        "play_cli",
-        "report_cli",
-        "doctor_cli",
-    ),
-    "cli",
+    *("console", "launch", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli"),
+    *("doctor_cli", "cli"),
 )
-PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name not in ("_compat", "schooling")]
+PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name not in ("_compat", "stopper", "schooling")]
 
 # Test files about the whole, not about one module.
 TOPICS = {

@@ -1,6 +1,7 @@
 """Schooling: its shortcuts compute what the whole model computes, and it comes out the same each time."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from skyrl_maze import schooling  # noqa: E402
-from skyrl_maze.actions import ACTIONS, format_action  # noqa: E402
+from skyrl_maze.actions import ACTIONS, STOP, format_action  # noqa: E402
 from skyrl_maze.env import MazeConfig, MazeEnv  # noqa: E402
 from skyrl_maze.errors import SetupError  # noqa: E402
 from skyrl_maze.maze import Move, generate_maze  # noqa: E402
@@ -85,6 +86,18 @@ def test_every_floor_cell_has_its_picture_and_label():
     assert len({picture.tobytes() for picture in map(np.asarray, pictures.shown)}) == len(pictures.shown)
 
 
+def test_the_habit_is_to_stop_where_the_way_leads_left():
+    pictures = Pictures(MAZES, CONFIG)
+    answers = schooling.habitual_answers(pictures, np.random.default_rng(0))
+    left, stop = ACTIONS.index(Move.LEFT), ACTIONS.index(STOP)
+    at = np.nonzero(pictures.labels >= 0)
+    best = pictures.labels[at]
+    drawn = np.stack([answers(at) for _ in range(200)])
+    assert np.array_equal(drawn[:, best != left], np.tile(best[best != left], (200, 1)))
+    assert set(np.unique(drawn[:, best == left])) == {left, stop}
+    assert 0.70 < np.mean(drawn[:, best == left] == stop) < 0.80
+
+
 @pytest.mark.slow
 def test_the_greedy_rate_is_that_of_real_episodes(untaught):
     """Answers of the model, one after the other, in the real environment."""
@@ -115,15 +128,15 @@ def test_it_comes_out_the_same_each_time_and_another_seed_differs():
     said = []
     states = [
         school(CONFIG, MAZES[:4], MAZES[4:], TURNS, lessons, said.append)[0].state_dict()
-        for lessons in (SHORT, SHORT, Schooling(**{**vars(SHORT), "seed": 1}))
+        for lessons in (SHORT, SHORT, replace(SHORT, seed=1), replace(SHORT, habit=SHORT.reading))
     ]
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert not all(torch.equal(states[0][name], states[2][name]) for name in states[0])
-    assert any(text.startswith("reading step 50: solves") for text in said)
+    for other, same in ((1, True), (2, False), (3, False)):
+        assert all(torch.equal(states[0][name], states[other][name]) for name in states[0]) == same
+    assert any(text.startswith("step 50 of the last lesson: solves") for text in said)
 
 
 @pytest.mark.slow
 def test_a_model_that_misses_the_range_is_an_error():
-    never = Schooling(**{**vars(SHORT), "target": (2.0, 3.0)})
+    never = replace(SHORT, target=(2.0, 3.0))
     with pytest.raises(SetupError, match=r"take another run\.school_seed"):
         school(CONFIG, MAZES[:4], MAZES[4:], TURNS, never)
