@@ -3,16 +3,16 @@
 The trainer itself would give up after some minutes, and fail late where a worker lacks the shared folder.
 """
 
-import os
 import secrets
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skyrl_maze import nodes
 from skyrl_maze.errors import NotReadyError, SetupError, SkyRLMazeError, exit_code
 
 if TYPE_CHECKING:
@@ -34,25 +34,15 @@ def wait(cfg: "MazeTrainConfig", wait_s: float) -> None:
         NotReadyError: too few GPUs became free in time, or a node did not answer.
         SetupError: there is no cluster, or a file is missing on a node.
     """
-    import ray
-
     from skyrl_maze.config import needed_gpus
-    from skyrl_maze.preflight import check_address
 
     if cfg.run.device == "cpu" and not cfg.run.join_cluster:
         return
-    check_address(os.environ.get("RAY_ADDRESS", ""))
-    try:
-        ray.init(address="auto", log_to_driver=False)
-    except ConnectionError:
-        raise SetupError(
-            "no Ray cluster runs here; submit this to one: ray job submit -- train_job.sh"
-        ) from None
-    try:
+    with nodes.joined() as found:
+        if not found:
+            raise SetupError("no Ray cluster runs here; submit this to one: ray job submit -- train_job.sh")
         _wait_for_gpus(needed_gpus(cfg), wait_s, _gpus)
         _see_on_every_node(Path(cfg.run.root), cfg.trainer.policy.model.path)
-    finally:
-        ray.shutdown()
 
 
 def _gpus() -> tuple[int, int]:
@@ -88,40 +78,21 @@ def _wait_for_gpus(
 
 def _see_on_every_node(root: Path, model: str) -> None:
     """Raise SetupError naming the nodes that see no file written here now, or no model folder."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     root.mkdir(parents=True, exist_ok=True)
     token = root / f".seen-{secrets.token_hex(8)}"
     paths = [str(token), *([model] if Path(model).is_absolute() else [])]
-
-    def missing() -> list[str]:
-        return [path for path in paths if not Path(path).exists()]
-
-    look: Any = ray.remote(num_cpus=0, max_retries=0)(missing)
     token.touch()
     try:
-        nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        looks = [
-            look.options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ).remote()
-            for node in nodes
-        ]
-        found = ray.get(looks, timeout=_LOOK_LIMIT_S)
-    except ray.exceptions.RayError as error:
-        raise NotReadyError(f"a node did not answer within {_LOOK_LIMIT_S} s ({error}); try again") from error
+        answers = nodes.ask(nodes.missing, nodes.known()[0], _LOOK_LIMIT_S, paths)
     finally:
         token.unlink()
-    problems = [
-        f"\n  - {node['NodeManagerAddress']}: {path}"
-        for node, paths in zip(nodes, found, strict=True)
-        for path in paths
-    ]
-    if problems:
-        raise SetupError(
+    if answers.silent:
+        raise NotReadyError.from_problems("not every node answered; try again:", answers.problems)
+    if problems := [f"{node}: {path}" for node, lacking in answers.said.items() for path in lacking]:
+        raise SetupError.from_problems(
             "these files are not there on these nodes; mount the shared folder on every pod, and see that "
-            f"MAZE_MODEL_REPO or trainer.policy.model.path names the model:{''.join(problems)}"
+            "MAZE_MODEL_REPO or trainer.policy.model.path names the model:",
+            problems,
         )
 
 

@@ -18,6 +18,7 @@ from skyrl_maze import (
     __version__,
     dataset,
     demos_cli,
+    doctor_cli,
     lora_cli,
     play_cli,
     recipes,
@@ -38,6 +39,7 @@ app.command()(demos_cli.demos)
 app.registered_commands += play_cli.app.registered_commands
 app.registered_commands += report_cli.app.registered_commands
 app.registered_commands += resubmit_cli.app.registered_commands
+app.registered_commands += doctor_cli.app.registered_commands
 
 
 def main() -> None:

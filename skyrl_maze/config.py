@@ -119,17 +119,21 @@ def build_config(argv: list[str]) -> MazeTrainConfig:
     Raises:
         ConfigError: names every unknown key, every value of a wrong type and every impossible setting.
     """
+    cfg = parse_config(argv)
+    if problems := impossible(cfg) or skyrl_problems(cfg):
+        raise ConfigError.from_problems(f"{len(problems)} setting(s) cannot work:", problems)
+    return cfg
+
+
+def parse_config(argv: list[str]) -> MazeTrainConfig:
+    """As `build_config`, without asking whether the settings can work."""
     settings = read_settings(argv)
-    problems = _structural_problems(MazeTrainConfig, settings, "")
-    if problems:
+    if problems := _structural_problems(MazeTrainConfig, settings, ""):
         raise ConfigError.from_problems(f"{len(problems)} setting(s) cannot be used:", problems)
     try:
         cfg = MazeTrainConfig.from_dict_config(OmegaConf.create(settings))
     except (ValueError, AssertionError, TypeError) as error:
         raise ConfigError(f"SkyRL refuses these settings: {error}") from error
-    problems = impossible(cfg) or _skyrl_problems(cfg)
-    if problems:
-        raise ConfigError.from_problems(f"{len(problems)} setting(s) cannot work:", problems)
     return typing.cast(MazeTrainConfig, cfg)
 
 
@@ -170,19 +174,20 @@ def impossible(cfg: MazeTrainConfig) -> list[str]:
     """Settings that are well formed and cannot work, each with what would."""
     return [
         *_run_problems(cfg),
+        *folder_problems(cfg),
         *_range_problems(cfg),
         *[f"run.hang.{p}" for p in cfg.run.hang.problems()],
         *[f"environment.skyrl_gym.maze: {p}" for p in cfg.environment.skyrl_gym.maze.problems()],
         *[f"data.mazes.train.{p}" for p in _training_set_problems(cfg.data.mazes.train)],
         *[f"data.mazes.eval.{p}" for p in cfg.data.mazes.eval.problems()],
         *[f"generator.rollouts.{p}" for p in cfg.generator.rollouts.problems()],
-        *_batch_problems(cfg),
+        *batch_problems(cfg),
         *_group_problems(cfg),
         *_adapter_problems(cfg),
     ]
 
 
-def _skyrl_problems(cfg: MazeTrainConfig) -> list[str]:
+def skyrl_problems(cfg: MazeTrainConfig) -> list[str]:
     """What SkyRL's own check says; it stops at the first."""
     from skyrl.train.utils import validate_cfg
 
@@ -207,15 +212,10 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def _run_problems(cfg: MazeTrainConfig) -> list[str]:
-    problems = [
-        f"run.{name}={value!r}{closest(value, allowed)}; allowed: {', '.join(allowed)}"
-        for name, value, allowed in (
-            ("device", cfg.run.device, DEVICES),
-            ("console", cfg.run.console, CONSOLES),
-            ("start", cfg.run.start, STARTS),
-        )
-        if value not in allowed
-    ]
+    problems = []
+    for name, allowed in (("device", DEVICES), ("console", CONSOLES), ("start", STARTS)):
+        if (value := getattr(cfg.run, name)) not in allowed:
+            problems.append(f"run.{name}={value!r}{closest(value, allowed)}; allowed: {', '.join(allowed)}")
     if not _ID.fullmatch(cfg.run.id):
         problems.append(
             f"run.id={cfg.run.id!r} names a folder: "
@@ -225,16 +225,19 @@ def _run_problems(cfg: MazeTrainConfig) -> list[str]:
         problems.append(
             "trainer.placement.colocate_all=true needs an engine that can sleep; on a CPU set it to false"
         )
-    if Path(cfg.trainer.ckpt_path).absolute() == Path(cfg.trainer.export_path).absolute():
-        problems.append(
-            f"trainer.ckpt_path and trainer.export_path are both {cfg.trainer.ckpt_path}; "
-            "an export would delete the shards that a resume needs: keep them apart"
-        )
     if not cfg.generator.vision_language_generator:
         problems.append("generator.vision_language_generator=false: the maze is a picture; set it to true")
     if cfg.environment.env_class != "maze":
         problems.append(f"environment.env_class={cfg.environment.env_class!r}: this entrypoint runs 'maze'")
     return problems
+
+
+def folder_problems(cfg: MazeTrainConfig) -> list[str]:
+    """One folder for what must lie apart."""
+    if Path(cfg.trainer.ckpt_path).absolute() != Path(cfg.trainer.export_path).absolute():
+        return []
+    same = f"trainer.ckpt_path and trainer.export_path are both {cfg.trainer.ckpt_path}"
+    return [f"{same}; an export would delete the shards that a resume needs: keep them apart"]
 
 
 # Bounds that SkyRL does not check, and that would end a run long after its start.
@@ -295,7 +298,8 @@ def _range_problems(cfg: MazeTrainConfig) -> list[str]:
     return problems
 
 
-def _batch_problems(cfg: MazeTrainConfig) -> list[str]:
+def batch_problems(cfg: MazeTrainConfig) -> list[str]:
+    """Sizes that do not divide among the ranks, or each other."""
     trainer = cfg.trainer
     ranks = policy_ranks(cfg)
     samples = cfg.generator.n_samples_per_prompt
@@ -335,16 +339,14 @@ def _batch_problems(cfg: MazeTrainConfig) -> list[str]:
 
 
 def _group_problems(cfg: MazeTrainConfig) -> list[str]:
-    if cfg.generator.n_samples_per_prompt > 1:
-        return []
     from skyrl_maze.advantages import ESTIMATOR  # not at the top: it makes SkyRL and vLLM talk
 
-    if cfg.trainer.algorithm.advantage_estimator == ESTIMATOR:
-        return [
-            "generator.n_samples_per_prompt=1: a group of one has no spread, nothing would be learned from "
-            f"trainer.algorithm.advantage_estimator={ESTIMATOR}; take at least 2"
-        ]
-    return []
+    if cfg.generator.n_samples_per_prompt > 1 or cfg.trainer.algorithm.advantage_estimator != ESTIMATOR:
+        return []
+    return [
+        "generator.n_samples_per_prompt=1: a group of one has no spread, nothing would be learned from "
+        f"trainer.algorithm.advantage_estimator={ESTIMATOR}; take at least 2"
+    ]
 
 
 def _adapter_problems(cfg: MazeTrainConfig) -> list[str]:
@@ -388,15 +390,16 @@ def policy_ranks(cfg: MazeTrainConfig) -> int:
 
 def needed_gpus(cfg: MazeTrainConfig) -> int:
     """GPUs, or on a CPU logical GPUs, that the run's placement groups ask for."""
-    placement, engine, algorithm = (
-        cfg.trainer.placement,
-        cfg.generator.inference_engine,
-        cfg.trainer.algorithm,
-    )
+    placement, algorithm, reference = cfg.trainer.placement, cfg.trainer.algorithm, 0
     if placement.colocate_all:
         return policy_ranks(cfg)
-    engines = engine.num_engines * engine.tensor_parallel_size * engine.pipeline_parallel_size
-    reference = 0
     if (algorithm.use_kl_loss or algorithm.use_kl_in_reward) and not placement.colocate_policy_ref:
         reference = placement.ref_num_nodes * placement.ref_num_gpus_per_node
-    return int(policy_ranks(cfg) + reference + engines * engine.data_parallel_size)
+    return int(policy_ranks(cfg) + reference + engine_gpus(cfg))
+
+
+def engine_gpus(cfg: MazeTrainConfig) -> int:
+    """GPUs of all rollout engines together."""
+    engine = cfg.generator.inference_engine
+    parallel = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+    return int(engine.num_engines * parallel)

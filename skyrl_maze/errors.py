@@ -57,6 +57,10 @@ class CheckpointError(SkyRLMazeError, ValueError):
     """A checkpoint that cannot be written, trusted, or continued with these settings."""
 
 
+class ManifestError(SkyRLMazeError, ValueError):
+    """A Kubernetes manifest that cannot be read or built; lists every problem."""
+
+
 class SetupError(SkyRLMazeError, RuntimeError):
     """The machine lacks what the run needs: a GPU, a package, disk space, a free port."""
 

@@ -2,13 +2,12 @@
 
 import contextlib
 import importlib.util
-import logging
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import filelock
 
@@ -18,6 +17,7 @@ from skyrl_maze.chat import ChatFormat
 from skyrl_maze.config import MazeTrainConfig, needed_gpus
 from skyrl_maze.errors import ConfigError, NotReadyError, SetupError
 from skyrl_maze.faults import cause_of
+from skyrl_maze.nodes import joined, known
 
 _NEEDED_BYTES = 1_000_000_000
 _SHOWN = 5
@@ -62,30 +62,8 @@ def check_device(cfg: MazeTrainConfig) -> None:
 
 def _cluster_gpus() -> int | None:
     """GPUs of the Ray cluster that this process would join; None if there is none."""
-    import ray
-
-    check_address(os.environ.get("RAY_ADDRESS", ""))
-    try:
-        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError:
-        return None
-    try:
-        return int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
-    finally:
-        ray.shutdown()
-
-
-def check_address(address: str) -> None:
-    """Raise SetupError if a cluster is named that does not answer; Ray itself would try for minutes."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), timeout=5).close()
-    except (OSError, OverflowError) as error:
-        raise SetupError(
-            f"RAY_ADDRESS={address} names a Ray cluster that does not answer ({error}); start it, or unset it"
-        ) from None
+    with joined() as found:
+        return sum(node.gpus for node in known()[0]) if found else None
 
 
 def make_folders(cfg: MazeTrainConfig) -> None:
@@ -144,6 +122,8 @@ def check_budget(cfg: MazeTrainConfig) -> list[str]:
     from skyrl_maze.vision import PictureReader, context_window, model_config, vision_tokens
 
     path = cfg.trainer.policy.model.path
+    if absent := _absent(path):
+        return [f"whether the longest episode fits could not be checked: {absent}"]
     try:
         tokenizer, reader = AutoTokenizer.from_pretrained(path), PictureReader(path)
     except Exception as error:  # whatever a damaged file makes the libraries say
@@ -167,11 +147,45 @@ def check_budget(cfg: MazeTrainConfig) -> list[str]:
     return []
 
 
+def _absent(path: str) -> str:
+    """A line if the model is to lie in a folder that is not here."""
+    return f"there is no model in {path} here" if Path(path).is_absolute() and not Path(path).is_dir() else ""
+
+
 def check_adapter(cfg: MazeTrainConfig) -> list[str]:
     """Raise ConfigError if the LoRA settings give this model matrices that the engines would ignore, or none.
 
     Returns:
         A line that says why it could not be checked, if it could not.
+    """
+    if cfg.trainer.policy.model.lora.rank == 0:
+        return []
+    try:
+        shapes = adapter_shapes(cfg)
+    except SetupError as error:
+        return [f"whether the engines know every LoRA module could not be checked: {error}"]
+    if problems := adapter_problems(shapes):
+        more = len(problems) - _SHOWN
+        shown = problems[:_SHOWN] + [f"and {more} more"] * (more > 0)
+        raise ConfigError.from_problems(f"{_lora_title(cfg)}:", shown)
+    return []
+
+
+def _lora_names(cfg: MazeTrainConfig) -> dict[str, Any]:
+    lora = cfg.trainer.policy.model.lora
+    return {"target_modules": lora.target_modules, "exclude_modules": lora.exclude_modules}
+
+
+def _lora_title(cfg: MazeTrainConfig) -> str:
+    return f"these LoRA settings do not work for {cfg.trainer.policy.model.path}: {_lora_names(cfg)}"
+
+
+def adapter_shapes(cfg: MazeTrainConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of each LoRA matrix that the run would train, by PEFT's name.
+
+    Raises:
+        SetupError: the model's config cannot be read here.
+        ConfigError: the model has no module of that name.
     """
     import peft
     import torch
@@ -180,26 +194,20 @@ def check_adapter(cfg: MazeTrainConfig) -> list[str]:
     from skyrl_maze.vision import model_config
 
     model, lora = cfg.trainer.policy.model, cfg.trainer.policy.model.lora
-    if lora.rank == 0:
-        return []
+    if absent := _absent(model.path):
+        raise SetupError(absent)
     try:
         with torch.device("meta"):  # names and shapes without a byte of weights
             bare = AutoModelForImageTextToText.from_config(model_config(model.path))
     except Exception as error:  # whatever a damaged file makes the libraries say
-        why = f"the config of {model.path} cannot be read here ({cause_of(error)})"
-        return [f"whether the engines know every LoRA module could not be checked: {why}"]
-    names = {"target_modules": lora.target_modules, "exclude_modules": lora.exclude_modules}
-    title = f"these LoRA settings do not work for {model.path}: {names}"
+        raise SetupError(f"the config of {model.path} cannot be read here ({cause_of(error)})") from error
+    settings = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, **_lora_names(cfg))
     try:
-        tuned = peft.get_peft_model(bare, peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, **names))
+        tuned = peft.get_peft_model(bare, settings)
     except ValueError as error:  # nothing of that name
-        raise ConfigError(f"{title}: {cause_of(error)}") from error
+        raise ConfigError(f"{_lora_title(cfg)}: {cause_of(error)}") from error
     matrices = ((n, p.shape) for n, p in tuned.named_parameters() if "lora_" in n)
-    if problems := adapter_problems({n.replace(".default.", "."): shape for n, shape in matrices}):
-        more = len(problems) - _SHOWN
-        shown = problems[:_SHOWN] + [f"and {more} more"] * (more > 0)
-        raise ConfigError.from_problems(f"{title}:", shown)
-    return []
+    return {name.replace(".default.", "."): tuple(shape) for name, shape in matrices}
 
 
 def ceiling_warnings(cfg: MazeTrainConfig) -> list[str]:

@@ -26,12 +26,12 @@ from skyrl_maze.complete import verify
 from skyrl_maze.durable import new_file
 from skyrl_maze.errors import AdapterError
 from skyrl_maze.merge import apply_merge, config_bytes, plan_merge
+from skyrl_maze.nodes import HEAD_RESOURCE
 from skyrl_maze.serving import Served, serve_everywhere
 from skyrl_maze.shards import read_manifests, write_shard
 from skyrl_maze.together import failure_of, node, of_all_ranks, raise_together
 from skyrl_maze.versions import Version, publish, publish_folder, retain
 
-HEAD_RESOURCE = "node:__internal_head__"
 # Below the ten minutes after which the ranks' collectives give up.
 MERGE_LIMIT_S = 240
 _NO_ROWS = slice(0, 0)

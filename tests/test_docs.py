@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sysconfig
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ OVERRIDE = "trainer.override_entrypoint=skyrl_maze.entrypoints.main_base +recipe
 WITH_WHEEL = ".venv/bin/uv run --with dist/skyrl_maze-0.1.0-py3-none-any.whl"
 EXTRA = "uv pip install --override override.txt 'skyrl_maze[cpu]'"
 EASY = "--mazes visgym-easy-64 --out results/qwen"
+OVERLAYS = " ".join(f"hyperpod/overlays/{name}" for name in ("published", "storage-new", "serving", "access"))
+# What `console` blocks begin with, which no test runs; and what may be in them.
+NEEDS_AWS = "# needs AWS"
+OF_CLUSTERS = {"aws", "docker", "helm", "kubectl", "pip", "ray", "skyrl-maze lora upload", "vllm"}
 ELSEWHERE = {
     "make rehearse": "test_rehearsal.py",
     "make mini": "test_mini.py",
@@ -26,6 +31,8 @@ ELSEWHERE = {
     "skyrl-maze report runs/maze-cpu runs/mine --out both.html": "test_report_cli.py",
     "python benchmarks/generator.py --turns 20": "test_benchmarks.py",
     "kubectl kustomize hyperpod/overlays/published": "test_hyperpod.py",
+    f"skyrl-maze doctor {OVERLAYS}": "test_doctor_cli.py",
+    "kubectl kustomize hyperpod/overlays/published | skyrl-maze doctor - --json": "test_doctor_cli.py",
     "python benchmarks/lora.py": "test_benchmarks.py",
     MAIN: "test_launch.py",
     f"uv run --with skyrl_maze {MAIN}": "test_packaging.py",
@@ -41,9 +48,11 @@ ELSEWHERE = {
 
 
 def _blocks(language: str) -> list[tuple[str, str]]:
-    pattern = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    pattern = re.compile(rf"^ *```{language}\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
     return [
-        (page.name, block) for page in PAGES for block in pattern.findall(page.read_text(encoding="utf-8"))
+        (page.name, textwrap.dedent(block))
+        for page in PAGES
+        for block in pattern.findall(page.read_text(encoding="utf-8"))
     ]
 
 
@@ -65,6 +74,32 @@ def test_every_other_command_has_its_test() -> None:
     assert set(ELSEWHERE) <= set(COMMANDS), "a command that is no longer documented"
     for command, place in ELSEWHERE.items():
         assert place.startswith("the run") or (ROOT / "tests" / place).is_file(), command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_is_one_that_is_run_or_marked(page: Path) -> None:
+    fences = re.findall(r"^ *```(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(fences) % 2 == 0
+    # A block without a language is a drawing; on the page of the cluster there is none.
+    drawings = set() if page.name == "hyperpod.md" else {"", "text"}
+    assert set(fences[::2]) <= {"sh", "console", "python", "yaml"} | drawings
+    assert set(fences[1::2]) <= {""}
+
+
+@pytest.mark.parametrize(("page", "block"), _blocks("console"))
+def test_what_no_test_runs_says_that_it_needs_aws(page: str, block: str) -> None:
+    mark, *commands = block.replace("\\\n", " ").splitlines()
+    assert (page, mark) == ("hyperpod.md", NEEDS_AWS)
+    assert commands
+    for command in commands:
+        assert any(command.startswith(f"{program} ") for program in OF_CLUSTERS), command
+        assert not command.startswith("kubectl kustomize"), "a test can run it: make it a block of sh"
+        for overlay in re.findall(r"hyperpod/\S+", command.partition(" --tag ")[0]):
+            assert (ROOT / overlay).exists(), overlay
+
+
+def test_what_needs_aws_is_in_no_block_that_is_run() -> None:
+    assert not [command for command in COMMANDS if command.startswith("#")]
 
 
 @pytest.mark.parametrize(("page", "code"), _blocks("python"))

@@ -22,6 +22,7 @@ STANDARD = {
     "ReportError": ValueError,
     "EndpointError": RuntimeError,
     "CheckpointError": ValueError,
+    "ManifestError": ValueError,
     "SetupError": RuntimeError,
     "NotReadyError": RuntimeError,
     "LostNodeError": RuntimeError,

@@ -1,7 +1,6 @@
 """The manifests are built by kubectl's kustomize and checked; then each check is shown to fail."""
 
 import copy
-import functools
 import importlib.metadata
 import re
 import shutil
@@ -13,15 +12,14 @@ from typing import Any
 
 import pytest
 import yaml
-from manifests import (
-    ACCESS,
+from manifests import HYPERPOD, OVERLAYS, ROOT, build, built, problems
+
+import skyrl_maze
+from skyrl_maze.manifest_rules import QUEUE
+from skyrl_maze.manifest_safety import ACCESS
+from skyrl_maze.manifests import (
     GPU,
-    HYPERPOD,
-    OVERLAYS,
-    QUEUE,
-    ROOT,
     Object,
-    build,
     cluster_of,
     container,
     count,
@@ -29,14 +27,10 @@ from manifests import (
     groups_of,
     instance,
     pods_of,
-    problems,
 )
-
-import skyrl_maze
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 RUNS = ("governed", "governed-job", "one-node", "published", "published-job")
-built = functools.cache(build)
 DOCKERFILE = (HYPERPOD / "Dockerfile").read_text(encoding="utf-8")
 SETTINGS = "settings/settings.yaml"
 
@@ -55,7 +49,7 @@ def test_nothing_is_wrong_with_the_overlay(overlay: str) -> None:
 def test_there_is_an_overlay_for_each_case() -> None:
     kinds = {overlay: [thing["kind"] for thing in built(overlay)] for overlay in OVERLAYS}
     assert kinds == {
-        "access": ["ServiceAccount", "ServiceAccount", "Job", "NetworkPolicy"],
+        "access": ["ServiceAccount", "ServiceAccount", "Job", "NetworkPolicy", "NetworkPolicy"],
         "governed": ["RayCluster"],
         "governed-job": ["RayJob"],
         "one-node": ["RayCluster"],
@@ -145,7 +139,7 @@ def test_the_image_is_this_version(overlay: str) -> None:
 @pytest.mark.parametrize("overlay", [*RUNS, "serving"])
 def test_the_policy_and_the_accounts_are_those_of_the_pods(overlay: str) -> None:
     accounts = {t["metadata"]["name"] for t in built("access") if t["kind"] == "ServiceAccount"}
-    (policy,) = [thing for thing in built("access") if thing["kind"] == "NetworkPolicy"]
+    policy = next(thing for thing in built("access") if thing["kind"] == "NetworkPolicy")
     for pod in pods_of(built(overlay)[0]):
         assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
         assert pod["spec"]["serviceAccountName"] in accounts
@@ -218,6 +212,14 @@ def worker(thing: Object) -> Object:
 
 def pod(group: Object) -> Object:
     return dict(group["template"]["spec"])
+
+
+def pod_template(group: Object) -> Object:
+    found: Object = group["template"]["spec"]
+    return found
+
+
+TYPE = {"node.kubernetes.io/instance-type": "ml.x9.huge"}
 
 
 def first(group: Object) -> Object:
@@ -298,6 +300,55 @@ MISTAKES: list[tuple[str, Edit, str]] = [
     ),
     ("published", lambda c: first(head(c))["securityContext"].pop("readOnlyRootFilesystem"), "readOnlyRoot"),
     ("published", lambda c: head(c)["template"]["spec"].update(automountServiceAccountToken=True), "API"),
+    (
+        "published",
+        lambda c: pod_template(worker(c)).update(hostNetwork=True),
+        "hostNetwork: the pod would see",
+    ),
+    (
+        "published",
+        lambda c: pod(worker(c))["volumes"].append({"name": "x", "hostPath": {"path": "/"}}),
+        "hostPath",
+    ),
+    ("published", lambda c: first(worker(c))["securityContext"].update(privileged=True), "none be gained"),
+    (
+        "published",
+        lambda c: first(worker(c))["securityContext"].update(allowPrivilegeEscalation=True),
+        "none be gained",
+    ),
+    ("published", lambda c: first(worker(c))["securityContext"].update(runAsUser=0), "must not be root"),
+    (
+        "published",
+        lambda c: first(worker(c))["securityContext"]["capabilities"].update(add=["SYS_ADMIN"]),
+        "['SYS_ADMIN'] are not needed",
+    ),
+    (
+        "published",
+        lambda c: first(worker(c))["env"].append(
+            {"name": "WANDB", "valueFrom": {"secretKeyRef": {"name": "w", "key": "k"}}}
+        ),
+        "WANDB: mount a secret as a file",
+    ),
+    (
+        "published",
+        lambda c: first(head(c)).update(envFrom=[{"secretRef": {"name": "w"}}]),
+        "name each variable",
+    ),
+    ("serving", lambda c: pod(head(c))["securityContext"].update(runAsNonRoot=False), "runAsNonRoot"),
+    ("serving", lambda c: head(c)["template"]["spec"].pop("serviceAccountName"), "the pod can call the Kub"),
+    (
+        "access",
+        lambda a: a.pop("automountServiceAccountToken"),
+        "automountServiceAccountToken: must be false",
+    ),
+    ("published", lambda c: pod_template(worker(c)).pop("nodeSelector"), "instance type '' is not in"),
+    (
+        "published",
+        lambda c: pod(head(c))["nodeSelector"].update(TYPE),
+        "instance type 'ml.x9.huge' is not in",
+    ),
+    ("published", lambda c: resources(head(c), memory="much"), "requests of CPU or memory on ml.r5d.16x"),
+    ("published", lambda c: pod(worker(c))["volumes"][1]["emptyDir"].pop("medium"), "larger than /dev/shm"),
     ("published", lambda c: c["metadata"]["annotations"].pop(f"{ACCESS}/enabled"), "must be the text true"),
     ("published", lambda c: c["metadata"]["annotations"].update({f"{ACCESS}/access-strategy": "x"}), "'x'"),
     ("governed", lambda c: c["metadata"]["labels"].pop(QUEUE), "on every pod template alike"),
@@ -323,18 +374,61 @@ def test_a_mistake_is_found(overlay: str, edit: Edit, said: str) -> None:
     assert any(said in problem for problem in problems(things)), problems(things)
 
 
+NAMESPACE = "kubernetes.io/metadata.name"
+PORT = [{"protocol": "TCP", "port": 8265}]
+
+
+def namespace(name: str) -> Object:
+    return {"namespaceSelector": {"matchLabels": {NAMESPACE: name}}}
+
+
 @pytest.mark.parametrize(
-    "rule",
+    ("rule", "said"),
     [
-        {},
-        {"from": [{"namespaceSelector": {}}]},
-        {"from": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
+        ({}, "a rule that lets everyone in"),
+        ({"from": []}, "a rule that lets everyone in"),
+        ({"from": [{"namespaceSelector": {}}]}, "all namespaces are let in"),
+        (
+            {"from": [namespace("default")], "ports": PORT},
+            "the namespace {'kubernetes.io/metadata.name': 'defaul",
+        ),
+        ({"from": [namespace("hyperpod-ray")]}, "hyperpod-ray is let in on every port, and needs 8265"),
+        (
+            {"from": [namespace("hyperpod-observability")], "ports": PORT},
+            "hyperpod-observability is let in on 8265, and needs 8080",
+        ),
+        ({"from": [{"podSelector": {}}]}, "every pod of the namespace is let in on every port"),
+        ({"from": [{"podSelector": {}}], "ports": PORT}, "every pod of the namespace is let in on 8265"),
+        ({"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": PORT}, "addresses 0.0.0.0/0 are let in"),
     ],
 )
-def test_a_door_left_open_is_found(rule: Object) -> None:
+def test_a_door_left_open_is_found(rule: Object, said: str) -> None:
     things = copy.deepcopy(built("access"))
-    things[-1]["spec"]["ingress"].append(rule)
-    assert any("ingress: " in problem for problem in problems(things))
+    things[-2]["spec"]["ingress"].append(rule)
+    assert any(f"NetworkPolicy skyrl-maze: ingress: {said}" in problem for problem in problems(things))
+
+
+def test_the_dashboard_is_reached_by_the_operators_and_the_runs_own_pods_alone() -> None:
+    policy, serving = (thing for thing in built("access") if thing["kind"] == "NetworkPolicy")
+    own, operators, metrics = policy["spec"]["ingress"]
+    assert own == {"from": [{"podSelector": policy["spec"]["podSelector"]}]}
+    assert operators == {"from": [namespace("kuberay-operator"), namespace("hyperpod-ray")], "ports": PORT}
+    assert metrics["ports"] == [{"protocol": "TCP", "port": 8080}]
+    (rule,) = serving["spec"]["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": 8000}]
+    (chosen,) = serving["spec"]["podSelector"]["matchExpressions"]
+    components = {p["metadata"]["labels"][chosen["key"]] for p in pods_of(built("serving")[0])}
+    assert components == set(chosen["values"])
+
+
+def test_the_token_is_a_file_that_only_the_head_has() -> None:
+    head, worker = groups_of(run_of("published"))
+    (volume,) = [v for v in pod(head)["volumes"] if "secret" in v]
+    assert volume["secret"] == {"secretName": "huggingface", "optional": True, "defaultMode": 0o440}
+    (mount,) = [m for m in container(head)["volumeMounts"] if m["name"] == volume["name"]]
+    assert mount["readOnly"]
+    assert environment(head)["HF_TOKEN_PATH"] == f"{mount['mountPath']}/token"
+    assert not [v for v in pod(worker)["volumes"] if "secret" in v]
 
 
 # --- The image and the script ---
@@ -390,8 +484,15 @@ def test_what_the_build_needs_is_in_its_context() -> None:
     assert all((ROOT / name).exists() for name in allowed)
 
 
-def test_shellcheck_finds_nothing_in_the_script() -> None:
-    command = [str(SCRIPTS / "shellcheck"), "--severity=style", str(HYPERPOD / "train_job.sh")]
+SHELL = [
+    ROOT / ".ci/run",
+    *sorted(path for top in (HYPERPOD, ROOT / "scripts") for path in top.rglob("*.sh")),
+]
+
+
+@pytest.mark.parametrize("script", SHELL, ids=lambda path: path.name)
+def test_shellcheck_finds_nothing_in_the_script(script: Path) -> None:
+    command = [str(SCRIPTS / "shellcheck"), "--severity=style", str(script)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -405,4 +506,4 @@ def test_the_script_reads_what_the_manifest_says() -> None:
 
 
 def test_the_schemas_come_with_their_licence() -> None:
-    assert "Apache License 2.0" in (ROOT / "tests/kuberay/NOTICE").read_text(encoding="utf-8")
+    assert "Apache License 2.0" in (HYPERPOD / "kuberay/NOTICE").read_text(encoding="utf-8")

@@ -24,10 +24,11 @@ import pytest
 from hub_server import COMMIT, Hub, serve
 from hyperpod_gateway import Gateway
 from local_cluster import CLEAN, PATH, free_port, job_client, local_cluster
-from manifests import GPU, HYPERPOD, ROOT, build, container, count, environment, groups_of
+from manifests import HYPERPOD, ROOT, build
 
 from skyrl_maze.errors import SetupError
 from skyrl_maze.hyperpod.ready import _wait_for_gpus
+from skyrl_maze.manifests import GPU, container, count, environment, groups_of
 
 REPO = "VisGym/visgym_model"
 FILES = "mixed_qwen3vl/*"

@@ -210,11 +210,17 @@ def test_a_limit_of_pictures_may_be_a_table_as_vllm_has_it(model: Path, limit: s
     assert _checked(model, f"{_ENGINE}.limit_mm_per_prompt.image={limit.replace('11', '12')}") == []
 
 
-@pytest.mark.parametrize("what", ["absent", "empty", "cut short", "without words"])
+def test_a_model_that_is_not_here_is_said_in_a_line(tmp_path: Path) -> None:
+    where = f"there is no model in {tmp_path}/absent here"
+    assert _checked(tmp_path / "absent") == [
+        f"whether the longest episode fits could not be checked: {where}"
+    ]
+
+
+@pytest.mark.parametrize("what", ["empty", "cut short", "without words"])
 def test_a_model_that_cannot_be_read_here_is_said_in_a_line(model: Path, tmp_path: Path, what: str) -> None:
     folder = tmp_path / "model"
-    if what != "absent":
-        folder.mkdir()
+    folder.mkdir()
     if what in ("cut short", "without words"):
         for file in model.iterdir():
             (folder / file.name).write_bytes(file.read_bytes())

@@ -1,0 +1,125 @@
+"""Who may do what: rights of the pods, secrets, who is let in. Problems as in `manifest_rules`."""
+
+import re
+from collections.abc import Iterator
+
+from skyrl_maze.manifests import RAY, Object, at, entries, mapping, pods_of
+
+ACCESS = "access.sagemaker.amazonaws.com"
+STRATEGIES = ("ray-access-strategy-private", "ray-access-strategy-public")
+DASHBOARD_PORT, METRICS_PORT, SERVE_PORT = 8265, 8080, 8000
+# Namespaces whose pods are let in, and where to: KubeRay's controller and the endpoint operator's proxy ask
+# the dashboard, the observability add-on collects metrics.
+DOORS = {
+    "hyperpod-ray": DASHBOARD_PORT,
+    "kuberay-operator": DASHBOARD_PORT,
+    "hyperpod-observability": METRICS_PORT,
+}
+_NAMESPACE = "kubernetes.io/metadata.name"
+
+
+def security_problems(thing: Object) -> Iterator[str]:
+    """Rights that a pod does not need: root, capabilities, the node, the Kubernetes API."""
+    for template in pods_of(thing):
+        pod = mapping(template, "spec")
+        if pod.get("automountServiceAccountToken") is not False or not pod.get("serviceAccountName"):
+            yield "the pod can call the Kubernetes API"
+        if at(pod, "securityContext", "seccompProfile") != {"type": "RuntimeDefault"}:
+            yield "seccompProfile: must be RuntimeDefault"
+        # The job that makes the folders must be root, and is nothing else.
+        if at(pod, "securityContext", "runAsNonRoot") is not True and thing["kind"] != "Job":
+            yield "runAsNonRoot: must be true"
+        if shared := {"hostNetwork", "hostPID", "hostIPC"} & {key for key, value in pod.items() if value}:
+            yield f"{', '.join(sorted(shared))}: the pod would see the node's own"
+        if any("hostPath" in volume for volume in entries(pod, "volumes")):
+            yield "hostPath: the pod would see the node's files"
+        for entry in (*entries(pod, "containers"), *entries(pod, "initContainers")):
+            yield from _rights(entry, thing["kind"])
+            yield from _secrets(entry)
+
+
+def _rights(entry: Object, kind: str) -> Iterator[str]:
+    rights, name = mapping(entry, "securityContext"), entry.get("name")
+    gained = rights.get("allowPrivilegeEscalation") is not False or rights.get("privileged")
+    if at(rights, "capabilities", "drop") != ["ALL"] or gained:
+        yield f"{name}: all capabilities must be dropped, and none be gained"
+    if (added := at(rights, "capabilities", "add")) and (kind, added) != ("Job", ["CHOWN"]):
+        yield f"{name}: capabilities {added} are not needed"
+    if kind != "Job" and (rights.get("runAsUser") == 0 or rights.get("runAsNonRoot") is False):
+        yield f"{name}: runAsUser: must not be root"
+    # The serving container is AWS's own, and writes where it likes.
+    if not rights.get("readOnlyRootFilesystem") and kind != "RayService":
+        yield f"{name}: readOnlyRootFilesystem must be true"
+
+
+def _secrets(entry: Object) -> Iterator[str]:
+    for variable in entries(entry, "env"):
+        secret = re.search("TOKEN|SECRET|PASSWORD|_KEY", str(variable.get("name")))
+        from_secret = "secretKeyRef" in mapping(variable, "valueFrom")
+        if (secret and variable.get("name") != "HF_TOKEN_PATH") or from_secret:
+            yield f"{variable.get('name')}: mount a secret as a file; the dashboard shows the environment"
+    if entry.get("envFrom"):
+        yield "envFrom: name each variable"
+
+
+def account_problems(thing: Object) -> Iterator[str]:
+    """A service account whose pods would get a token unless they refuse it."""
+    if thing.get("automountServiceAccountToken") is not False:
+        yield "automountServiceAccountToken: must be false"
+
+
+def access_problems(thing: Object) -> Iterator[str]:
+    """What the endpoint operator reads."""
+    notes = mapping(thing, "metadata", "annotations")
+    if notes.get(f"{ACCESS}/enabled") != "true":
+        yield f"{ACCESS}/enabled: must be the text true"
+    if notes.get(f"{ACCESS}/access-strategy") not in STRATEGIES:
+        yield f"{ACCESS}/access-strategy: {notes.get(f'{ACCESS}/access-strategy')!r}; allowed: {STRATEGIES}"
+
+
+def network_problems(thing: Object) -> Iterator[str]:
+    """A door to Ray's ports, where whoever comes in can run code, open to more than those of `DOORS`."""
+    spec = mapping(thing, "spec")
+    if spec.get("policyTypes") != ["Ingress"]:
+        yield "policyTypes: must be [Ingress]"
+    if not mapping(spec, "podSelector"):
+        yield "podSelector: must choose the pods of a run, or the policy is that of every pod"
+    for rule in entries(spec, "ingress"):
+        ports = {port.get("port") for port in entries(rule, "ports")}
+        if not entries(rule, "from"):
+            yield "ingress: a rule that lets everyone in"
+        for peer in entries(rule, "from"):
+            yield from _peer_problems(peer, ports)
+
+
+def _peer_problems(peer: Object, ports: set[object]) -> Iterator[str]:
+    if "ipBlock" in peer:
+        yield f"ingress: addresses {at(peer, 'ipBlock', 'cidr')} are let in; name pods instead"
+    elif "namespaceSelector" in peer:
+        labels = mapping(peer, "namespaceSelector", "matchLabels")
+        door = DOORS.get(str(labels.get(_NAMESPACE)))
+        if not labels:
+            yield "ingress: all namespaces are let in"
+        elif door is None:
+            yield f"ingress: the namespace {labels} is let in; only {sorted(DOORS)} have a reason"
+        elif ports != {door}:
+            yield f"ingress: {labels[_NAMESPACE]} is let in on {_said(ports)}, and needs {door}"
+    elif not mapping(peer, "podSelector", "matchLabels") and ports != {SERVE_PORT}:
+        yield f"ingress: every pod of the namespace is let in on {_said(ports)}"
+
+
+def _said(ports: set[object]) -> str:
+    return ", ".join(sorted(map(str, ports))) if ports else "every port"
+
+
+def policy_of(things: list[Object], thing: Object) -> bool:
+    """Whether a network policy among `things` chooses every pod of a Ray resource."""
+    chosen = [
+        mapping(policy, "spec", "podSelector", "matchLabels")
+        for policy in things
+        if policy["kind"] == "NetworkPolicy"
+    ]
+    return thing["kind"] not in RAY or all(
+        any(labels and labels.items() <= mapping(pod, "metadata", "labels").items() for labels in chosen)
+        for pod in pods_of(thing)
+    )
