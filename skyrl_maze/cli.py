@@ -14,7 +14,17 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from skyrl_maze import __version__, dataset, demos_cli, lora_cli, play_cli, recipes, report_cli, scores
+from skyrl_maze import (
+    __version__,
+    dataset,
+    demos_cli,
+    lora_cli,
+    play_cli,
+    recipes,
+    report_cli,
+    scores,
+    serve_cli,
+)
 from skyrl_maze.actions import GoalRule, checked_goal_rule
 from skyrl_maze.errors import ConfigError, DatasetError, SkyRLMazeError
 from skyrl_maze.maze import Cell, Maze, generate_maze
@@ -27,6 +37,7 @@ app.add_typer(lora_cli.app, name="lora")
 app.command()(demos_cli.demos)
 app.registered_commands += play_cli.app.registered_commands
 app.registered_commands += report_cli.app.registered_commands
+app.registered_commands += serve_cli.app.registered_commands
 
 
 def main() -> None:

@@ -21,12 +21,13 @@ ORDER = (
     *("demonstrations", "demo_rows", "demo_files"),
     *("shards", "adapter", "merge", "complete", "versions", "batches", "checkpoints"),
     *("export_plan", "export_source", "export", "remote"),
-    *("_compat", "cpu", "tiny", "schooling", "mini", "advantages", "config", "console", "vision"),
+    *("_compat", "cpu", "deploy", "tiny", "schooling", "mini", "advantages", "config", "console", "vision"),
     *("budget", "preflight"),
     *("together", "training_state", "serving", "probe", "applied_lora", "sharing", "worker"),
     *("engine", "player", "generator"),
     *("adapter_trainer", "trainer", "narrator", "recorder", "experiment"),
     *("launch", "entrypoints", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli"),
+    "serve_cli",
     *("cli", "hyperpod"),
 )
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
@@ -38,7 +39,10 @@ MAY_BE_HEAVY = {
     *("engine", "player", "generator", "adapter_trainer", "trainer", "narrator", "recorder", "experiment"),
 }
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
-COMMANDS = ("console", "launch", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli", "cli")
+COMMANDS = (
+    *("console", "launch", "lora_export_cli", "lora_cli", "demos_cli", "play_cli", "report_cli", "serve_cli"),
+    "cli",
+)
 PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name not in ("_compat", "schooling")]
 
 # Test files about the whole, not about one module.
