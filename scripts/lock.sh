@@ -5,7 +5,7 @@
 #   scripts/lock.sh --upgrade  takes the newest of everything (any option of `uv pip compile` will do)
 #
 # cpu.txt and gpu.txt are whole environments for Linux on x86_64 and Python 3.12 or 3.13; dev.txt is what the
-# tests need beside cpu.txt.
+# tests need beside cpu.txt. serving.txt and serving-cpu.txt are environments of their own, with another vLLM.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -22,3 +22,8 @@ import tomllib
 with open("pyproject.toml", "rb") as file:
     print(*tomllib.load(file)["project"]["optional-dependencies"]["dev"], sep="\n")
 ' | lock - --constraints requirements/cpu.txt --output-file requirements/dev.txt "$@"
+
+# The settings for uv in pyproject.toml are for the trainer's torch.
+lock --no-config requirements/serving.in --output-file requirements/serving.txt "$@"
+lock --no-config requirements/serving-cpu.in --override requirements/serving-cpu-overrides.txt \
+    --output-file requirements/serving-cpu.txt "$@"

