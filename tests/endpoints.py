@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,23 +103,43 @@ def object_store() -> Iterator[tuple[str, dict[str, str]]]:
         yield "s3://adapters/maze", variables
 
 
-def log_probabilities(url: str, model: str, chats: Sequence[Any]) -> list[dict[str, float]]:
-    """Nats of the likeliest first tokens of an answer to each conversation."""
-    found = []
+@dataclass(frozen=True)
+class Place:
+    """One token of a greedy answer."""
+
+    token: str
+    nats: dict[str, float]
+    """Log-probabilities of the likeliest tokens there."""
+
+
+def greedy(url: str, model: str, chats: Sequence[Any], max_tokens: int) -> list[list[Place]]:
+    """The answer to each conversation, token by token."""
+    answers = []
     with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         for chat in chats:
             answer = client.chat.completions.create(
-                model=model, messages=chat, max_tokens=1, temperature=0, logprobs=True, top_logprobs=TOP
+                model=model,
+                messages=chat,
+                max_tokens=max_tokens,
+                temperature=0,
+                logprobs=True,
+                top_logprobs=TOP,
             )
             assert answer.choices[0].logprobs is not None
-            assert answer.choices[0].logprobs.content is not None
-            (place,) = answer.choices[0].logprobs.content
-            found.append({entry.token: entry.logprob for entry in place.top_logprobs})
-    return found
+            places = answer.choices[0].logprobs.content or []
+            answers.append([Place(p.token, {t.token: t.logprob for t in p.top_logprobs}) for p in places])
+    assert all(answers)
+    return answers
 
 
-def largest_difference(a: Sequence[Mapping[str, float]], b: Sequence[Mapping[str, float]]) -> float:
-    """In nats, over the tokens that both name."""
-    return max(
-        abs(first[t] - second[t]) for first, second in zip(a, b, strict=True) for t in first.keys() & second
-    )
+def largest_difference(a: Sequence[Sequence[Place]], b: Sequence[Sequence[Place]]) -> float:
+    """In nats, of tokens that both name, at places that follow the same words."""
+    found = []
+    for one, other in zip(a, b, strict=True):
+        for here, there in zip(one, other, strict=False):
+            found += [
+                abs(here.nats[token] - there.nats[token]) for token in here.nats.keys() & there.nats.keys()
+            ]
+            if here.token != there.token:
+                break
+    return max(found)

@@ -56,7 +56,7 @@ def pods_of(thing: Object) -> list[Object]:
     """Every pod template of an object."""
     if thing["kind"].startswith("Ray"):
         return [group["template"] for group in groups_of(thing)]
-    return [thing["spec"]["template"]] if thing["kind"] == "Job" else []
+    return [thing["spec"]["template"]] if thing["kind"] in ("Job", "Deployment") else []
 
 
 def container(group: Object) -> Object:
@@ -249,7 +249,7 @@ def security_problems(thing: Object) -> Iterator[str]:
             rights = entry["securityContext"]
             if rights["capabilities"]["drop"] != ["ALL"] or rights["allowPrivilegeEscalation"] is not False:
                 yield f"{entry['name']}: all capabilities must be dropped, and none be gained"
-            if not rights.get("readOnlyRootFilesystem") and thing["kind"] != "RayService":
+            if not rights.get("readOnlyRootFilesystem"):
                 yield f"{entry['name']}: readOnlyRootFilesystem must be true"
             yield from _secrets(entry)
 
@@ -313,6 +313,31 @@ def storage_problems(thing: Object) -> Iterator[str]:
         yield "reclaim policy: must be Retain, or the claim takes the checkpoints with it"
 
 
+def server_problems(thing: Object) -> Iterator[str]:
+    """What a server of a model needs: GPUs that its node has, time to start, and the model."""
+    group: Object = {"template": pods_of(thing)[0]}
+    pod, entry = group["template"]["spec"], container(group)
+    if not 0 < count(group, GPU) <= INSTANCES[instance(group)]["gpu"]:
+        yield f"{GPU}: {count(group, GPU)}, and {instance(group)} has {INSTANCES[instance(group)]['gpu']}"
+    for resource in (GPU, "memory"):
+        if entry["resources"]["limits"].get(resource) != entry["resources"]["requests"].get(resource):
+            yield f"{resource}: limits and requests must be alike"
+    probe = entry.get("startupProbe", {})
+    if probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3) < 1200:
+        yield "startupProbe: ends the container before a cold start is over"
+    if {"/shared", "/tmp", "/home/maze", "/dev/shm"} - {
+        mount["mountPath"] for mount in entry["volumeMounts"]
+    }:
+        yield "a read-only root needs /tmp, /home/maze and /dev/shm to be mounted, and the model /shared"
+    if pod["nodeSelector"].get("sagemaker.amazonaws.com/node-health-status") != "Schedulable":
+        yield "no selector of healthy nodes"
+    if pod.get("enableServiceLinks", True):
+        yield "enableServiceLinks: VLLM_ variables of a service's name are read by vLLM"
+    labels = thing["spec"]["template"]["metadata"]["labels"].items()
+    if not thing["spec"]["selector"]["matchLabels"].items() <= labels:
+        yield "selector: does not match the pods"
+
+
 def network_problems(thing: Object) -> Iterator[str]:
     rules = thing["spec"]["ingress"]
     if thing["spec"]["policyTypes"] != ["Ingress"] or any(not rule.get("from") for rule in rules):
@@ -336,6 +361,8 @@ RULES = {
     "PersistentVolumeClaim": [storage_problems],
     "StorageClass": [storage_problems],
     "NetworkPolicy": [network_problems],
+    "Deployment": [server_problems],
+    "Service": [],
     "ServiceAccount": [],
     "Job": [],
 }

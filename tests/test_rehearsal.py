@@ -15,7 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from skyrl_maze import checkpoints, complete, versions
+from skyrl_maze import checkpoints, complete, deploy, versions
 from skyrl_maze.evaluate import figures, metrics
 from skyrl_maze.report import gather
 from skyrl_maze.results import read_result, step_folder
@@ -104,6 +104,15 @@ def test_the_solve_rate_is_logged_under_a_plain_name(rehearsal: Rehearsal) -> No
     for record in evaluated:
         assert record["eval/solve_rate"] == record["eval/all/environment/success"]
         assert 0 <= record["eval/solve_rate"] <= 1
+
+
+def test_the_run_can_be_served(rehearsal: Rehearsal) -> None:
+    settings = deploy.recorded(rehearsal.root)
+    adapter, passed_over = deploy.newest(rehearsal.root, settings)
+    assert (adapter.step, adapter.exported, passed_over) == (STEPS, True, [])
+    found = deploy.plan(settings, adapter)
+    assert (found.max_lora_rank, found.max_model_len, found.pictures) == (8, 2048, 12)
+    assert Path(found.base, "config.json").is_file()
 
 
 def test_the_run_can_be_shown(rehearsal: Rehearsal) -> None:
