@@ -357,7 +357,7 @@ def test_without_a_browser_one_line_says_what_to_do(
 
 
 def test_script_is_executable() -> None:
-    for script in ("scripts/bootstrap.sh", "scripts/lock.sh", ".ci/run"):
+    for script in ("scripts/bootstrap.sh", "scripts/serving.sh", "scripts/lock.sh", ".ci/run"):
         assert os.access(ROOT / script, os.X_OK), script
 
 

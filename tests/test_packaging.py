@@ -28,7 +28,7 @@ UV = str(VENV / "bin/uv")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 PACKAGE_DIRS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
-LOCKS = ("cpu", "gpu", "dev")
+LOCKS = ("cpu", "gpu", "dev", "serving", "serving-cpu")
 
 
 def git_files() -> list[str]:
