@@ -274,11 +274,11 @@ def ray_config(deployment: Deployment, address: str, replicas: int, cpu: bool) -
         "deployment_config": {"num_replicas": replicas},
     }
     args: dict[str, Any] = {"llm_configs": [model]}
-    if cpu:  # Ray would ask for a GPU an engine, and for two front doors
+    if cpu:  # Ray would ask for a GPU an engine, and for more CPUs than a small machine has
         model["engine_kwargs"] |= _CPU_ENGINE
         model["accelerator_config"] = {"kind": "cpu"}
         model["placement_group_config"] = {"bundles": [{"CPU": 1}]}
-        args["ingress_deployment_config"] = {"num_replicas": 1}
+        args["ingress_deployment_config"] = {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0}}
     return {
         "applications": [
             {

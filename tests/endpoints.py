@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -24,6 +25,14 @@ S3 = {
     "AWS_ACCESS_KEY_ID": "nobody",
     "AWS_SECRET_ACCESS_KEY": "nothing",
     "AWS_DEFAULT_REGION": "us-east-1",
+}
+# A Ray that a busy machine holds up for half a minute would give itself up.
+PATIENCE = {
+    "RAY_health_check_initial_delay_ms": "60000",
+    "RAY_health_check_timeout_ms": "60000",
+    "RAY_health_check_failure_threshold": "10",
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "300",
 }
 TOP = 5
 
@@ -80,6 +89,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(30)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def ray_folder() -> Iterator[dict[str, str]]:
+    """For a Ray that joins no other on this machine; a short path, as its sockets need it."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        yield {"RAY_TMPDIR": folder, **PATIENCE}
 
 
 def skyrl_maze(*arguments: object, python: str = sys.executable, cwd: Path | None = None) -> str:

@@ -21,6 +21,7 @@ from endpoints import (
     greedy,
     largest_difference,
     object_store,
+    ray_folder,
     running,
     skyrl_maze,
 )
@@ -76,7 +77,7 @@ def ray_serve(run: tuple[Path, Move]) -> Iterator[tuple[str, str]]:
     root, _ = run
     # Ray keeps what it fetched in a folder that all runs on this machine share.
     name = f"{ADAPTER}-{uuid.uuid4().hex[:8]}"
-    with object_store() as (address, variables):
+    with ray_folder() as own, object_store() as (address, variables):
         config = yaml.safe_load(skyrl_maze("serve", root, "--ray", address, "--replicas", 1))
         port = free_port()
         config["http_options"] = {"host": "127.0.0.1", "port": port}
@@ -88,7 +89,7 @@ def ray_serve(run: tuple[Path, Move]) -> Iterator[tuple[str, str]]:
         subprocess.run([python, "-c", upload, *arguments], env=here, check=True, timeout=120)
         command = [str(SERVING / "bin/serve"), "run", str(root.parent / "application.yaml")]
         url = f"http://127.0.0.1:{port}"
-        with running(command, f"{url}/v1/models", root.parent / "ray.log", 600, variables):
+        with running(command, f"{url}/v1/models", root.parent / "ray.log", 600, variables | own):
             yield url, name
 
 
