@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup rehearse mini test test-fast browser promtool lint lock bench bench-lora clean
+.PHONY: help setup serving rehearse mini test test-fast browser promtool lint lock bench bench-lora clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -14,6 +14,9 @@ help:  ## this list
 
 setup:  ## make .venv: CPU engine, test tools and this package, as locked (7 GB; nothing to do: under a second)
 	@scripts/bootstrap.sh
+
+serving: setup  ## make .venv-serving, with which the tests of Ray Serve run (7 GB)
+	@scripts/serving.sh
 
 rehearse: setup  ## train a tiny model with the whole stack on the CPU, in minutes
 	.venv/bin/skyrl.entrypoints.main_base +recipe=maze_cpu $(ARGS)
@@ -51,5 +54,5 @@ bench-lora: setup  ## the adapter's way to engines and disk, beside a plain copy
 	$(PYTHON) benchmarks/lora.py $(ARGS)
 
 clean:  ## remove .venv, caches and builds; runs/ stays
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-serving build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

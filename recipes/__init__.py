@@ -15,9 +15,12 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from skyrl_maze.dataset import write_whole
 from skyrl_maze.errors import ConfigError, SkyRLMazeError, closest
 
 FOLDER = Path(__file__).parent
+RECORD = "recipe.yaml"
+"""In a run's folder: what it was started with, itself a recipe."""
 
 Settings = dict[str, Any]
 
@@ -137,6 +140,19 @@ def read_settings(argv: list[str]) -> Settings:
     for override in overrides:
         settings = merge(settings, override)
     return _resolved(settings)
+
+
+def record(argv: list[str], root: Path) -> Path:
+    """Keep the settings of a command line in the run's folder, as a recipe that starts the same run again.
+
+    Raises:
+        ConfigError: as `read_settings`.
+        OSError: the folder cannot be written.
+    """
+    text = yaml.safe_dump(read_settings(argv), sort_keys=False, allow_unicode=True)
+    about = "# What this run was started with the last time: recipe and command line in one.\n"
+    write_whole(root / RECORD, lambda file: file.write((about + text).encode()))
+    return root / RECORD
 
 
 @contextlib.contextmanager

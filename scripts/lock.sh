@@ -6,6 +6,7 @@
 #
 # cpu.txt and gpu.txt are whole environments for Linux on x86_64 and Python 3.12 or 3.13; dev.txt is what the
 # tests need beside cpu.txt. The first two hold the extra hyperpod, for the image and for the tests.
+# serving.txt and serving-cpu.txt are environments of their own, with another vLLM.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -22,3 +23,8 @@ import tomllib
 with open("pyproject.toml", "rb") as file:
     print(*tomllib.load(file)["project"]["optional-dependencies"]["dev"], sep="\n")
 ' | lock - --constraints requirements/cpu.txt --output-file requirements/dev.txt "$@"
+
+# The settings for uv in pyproject.toml are for the trainer's torch.
+lock --no-config requirements/serving.in --output-file requirements/serving.txt "$@"
+lock --no-config requirements/serving-cpu.in --override requirements/serving-cpu-overrides.txt \
+    --output-file requirements/serving-cpu.txt "$@"

@@ -25,6 +25,7 @@ from skyrl_maze import (
     report_cli,
     resubmit_cli,
     scores,
+    serve_cli,
 )
 from skyrl_maze.actions import GoalRule, checked_goal_rule
 from skyrl_maze.errors import ConfigError, DatasetError, SkyRLMazeError, exit_code
@@ -40,6 +41,7 @@ app.registered_commands += play_cli.app.registered_commands
 app.registered_commands += report_cli.app.registered_commands
 app.registered_commands += resubmit_cli.app.registered_commands
 app.registered_commands += doctor_cli.app.registered_commands
+app.registered_commands += serve_cli.app.registered_commands
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ _CPUS_FOR_PLACEMENT = 16
 _CPUS_OF_HEAD = 2
 _OBJECT_STORE_BYTES = 250_000_000  # on each node
 # The tiny model's cache takes 1 kB a token: room for 64 episodes of 4,000 tokens.
-_KV_CACHE_BYTES = 256 * 2**20
+KV_CACHE_BYTES = 256 * 2**20
 
 _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -74,7 +74,7 @@ def configure(cfg: Any) -> None:
     engine.enforce_eager = True
     engine.distributed_executor_backend = "mp"
     engine.engine_init_kwargs.setdefault("worker_cls", "vllm.v1.worker.cpu_worker.CPUWorker")
-    engine.engine_init_kwargs.setdefault("kv_cache_memory_bytes", _KV_CACHE_BYTES)
+    engine.engine_init_kwargs.setdefault("kv_cache_memory_bytes", KV_CACHE_BYTES)
 
     from skyrl.train.utils import utils
 

@@ -112,6 +112,7 @@ def _run(argv: list[str], log: list[Path]) -> None:
         print(f"warning: {warning}", file=sys.stderr)
     root = Path(cfg.run.root)
     with preflight.sole_run(root):
+        recipes.record(argv, root)
         if cfg.run.console == "full":
             _train(cfg, Console())
             return

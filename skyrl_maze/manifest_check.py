@@ -12,6 +12,7 @@ from skyrl_maze.manifest_rules import (
     node_problems,
     queue_problems,
     ray_problems,
+    server_problems,
     storage_problems,
     training_problems,
 )
@@ -35,6 +36,8 @@ RULES: Mapping[str, Sequence[Rule]] = {
     "PersistentVolumeClaim": (storage_problems,),
     "StorageClass": (storage_problems,),
     "NetworkPolicy": (network_problems,),
+    "Deployment": (server_problems,),
+    "Service": (),
     "ServiceAccount": (account_problems,),
     "Job": (),
 }

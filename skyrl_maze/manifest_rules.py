@@ -40,6 +40,7 @@ HEAD_PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics":
 HEALTH = "sagemaker.amazonaws.com/node-health-status"
 # What pods may take of a node's CPUs and memory; the rest is the system's.
 USABLE = 0.9
+_COLD_START_S = 1200
 _GIB = 2**30
 
 
@@ -222,3 +223,26 @@ def storage_problems(thing: Object) -> Iterator[str]:
     policies = (at(thing, "reclaimPolicy"), at(thing, "spec", "persistentVolumeReclaimPolicy"))
     if "Retain" not in policies:
         yield "reclaim policy: must be Retain, or the claim takes the checkpoints with it"
+
+
+def server_problems(thing: Object) -> Iterator[str]:
+    """What a server of a model needs: GPUs that its node has, time to start, and the model."""
+    group: Object = {"template": pods_of(thing)[0]}
+    entry, has = container(group), instances().get(instance(group), {})
+    if not 0 < count(group, GPU) <= has.get("gpu", 0):
+        yield f"{GPU}: {count(group, GPU)}, and {instance(group)} has {has.get('gpu', 0)}"
+    for resource in (GPU, "memory"):
+        if at(entry, "resources", "limits", resource) != at(entry, "resources", "requests", resource):
+            yield f"{resource}: limits and requests must be alike"
+    probe = mapping(entry, "startupProbe")
+    if probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3) < _COLD_START_S:
+        yield "startupProbe: ends the container before a cold start is over"
+    if {SHARED, "/tmp", "/home/maze", "/dev/shm"} - set(mounts(group)):
+        yield "a read-only root needs /tmp, /home/maze and /dev/shm to be mounted, and the model /shared"
+    if at(pod_of(group), "nodeSelector", HEALTH) != "Schedulable":
+        yield "no selector of healthy nodes"
+    if pod_of(group).get("enableServiceLinks", True):
+        yield "enableServiceLinks: VLLM_ variables of a service's name are read by vLLM"
+    labels = mapping(thing, "spec", "template", "metadata", "labels").items()
+    if not mapping(thing, "spec", "selector", "matchLabels").items() <= labels:
+        yield "selector: does not match the pods"

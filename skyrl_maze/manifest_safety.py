@@ -47,8 +47,7 @@ def _rights(entry: Object, kind: str) -> Iterator[str]:
         yield f"{name}: capabilities {added} are not needed"
     if kind != "Job" and (rights.get("runAsUser") == 0 or rights.get("runAsNonRoot") is False):
         yield f"{name}: runAsUser: must not be root"
-    # The serving container is AWS's own, and writes where it likes.
-    if not rights.get("readOnlyRootFilesystem") and kind != "RayService":
+    if not rights.get("readOnlyRootFilesystem"):
         yield f"{name}: readOnlyRootFilesystem must be true"
 
 

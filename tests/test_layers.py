@@ -25,12 +25,12 @@ address policies endpoint plan play replay scores report report_page
 demonstrations demo_rows demo_files
 shards adapter merge complete versions batches checkpoints export_plan export_source export remote
 findings manifests manifest_rules manifest_safety manifest_check nodes collective
-_compat cpu tiny stopper schooling mini advantages config console vision budget preflight
+_compat cpu deploy tiny stopper schooling mini advantages config console vision budget preflight
 disk fit cluster_checks
 together training_state serving probe applied_lora sharing worker
 engine player generator adapter_trainer trainer narrator recorder exporter experiment
 launch entrypoints job_server supervisor
-lora_export_cli lora_cli demos_cli play_cli report_cli resubmit_cli doctor_cli cli hyperpod
+lora_export_cli lora_cli demos_cli play_cli report_cli resubmit_cli doctor_cli serve_cli cli hyperpod
 """)
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
@@ -42,14 +42,14 @@ engine player generator adapter_trainer trainer narrator recorder exporter exper
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
 COMMANDS = names("""
 console launch job_server supervisor
-lora_export_cli lora_cli demos_cli play_cli report_cli resubmit_cli doctor_cli cli
+lora_export_cli lora_cli demos_cli play_cli report_cli resubmit_cli doctor_cli serve_cli cli
 """)
 PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name not in ("_compat", "stopper", "schooling")]
 
 # Test files about the whole, not about one module.
 TOPICS = names("""
 layers packaging bootstrap rehearsal served docs benchmarks report_browser
-hyperpod_job hyperpod_submit lost_worker observability
+hyperpod_job hyperpod_submit lost_worker observability deployed
 """)
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
 

@@ -28,7 +28,7 @@ UV = str(VENV / "bin/uv")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 PACKAGE_DIRS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
-LOCKS = ("cpu", "gpu", "dev")
+LOCKS = ("cpu", "gpu", "dev", "serving", "serving-cpu")
 
 
 def git_files() -> list[str]:
@@ -89,6 +89,7 @@ def test_wheel_holds_exactly_what_git_has_of_the_packages(wheel: Path) -> None:
         "skyrl_maze/py.typed",
         "skyrl_maze/recipes/maze_cpu.yaml",
         "skyrl_maze/hyperpod/Dockerfile",
+        "skyrl_maze/hyperpod/serving.Dockerfile",
         "skyrl_maze/hyperpod/train_job.sh",
         "skyrl_maze/hyperpod/overlays/published/run.yaml",
     } <= packed

@@ -1,6 +1,7 @@
 """Recipes: every shipped one is sound to the last key, and a recipe of one's own is found and read."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -265,3 +266,15 @@ def test_merge_leaves_its_arguments_alone():
 
 def test_no_arguments_are_no_settings():
     assert recipes.read_settings([]) == {}
+
+
+def test_a_recorded_command_line_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = ["+recipe=maze_cpu", "run.id=b", "trainer.seed=3"]
+    kept = recipes.record(argv, tmp_path)
+    assert kept == tmp_path / recipes.RECORD
+    monkeypatch.chdir("/")
+    again = recipes.read_settings([f"+recipe={kept}"])
+    assert again["run"]["root"] == str(tmp_path / "runs/b")
+    monkeypatch.chdir(tmp_path)
+    assert again == recipes.read_settings(argv)

@@ -17,7 +17,7 @@ import torch
 from prometheus_scrape import Scraper
 from test_observability import ASKED
 
-from skyrl_maze import checkpoints, complete, versions
+from skyrl_maze import checkpoints, complete, deploy, versions
 from skyrl_maze.evaluate import figures, metrics
 from skyrl_maze.gauges import TABLE
 from skyrl_maze.report import gather
@@ -111,6 +111,15 @@ def test_the_solve_rate_is_logged_under_a_plain_name(rehearsal: Rehearsal) -> No
     for record in evaluated:
         assert record["eval/solve_rate"] == record["eval/all/environment/success"]
         assert 0 <= record["eval/solve_rate"] <= 1
+
+
+def test_the_run_can_be_served(rehearsal: Rehearsal) -> None:
+    settings = deploy.recorded(rehearsal.root)
+    adapter, passed_over = deploy.newest(rehearsal.root, settings)
+    assert (adapter.step, adapter.exported, passed_over) == (STEPS, True, [])
+    found = deploy.plan(settings, adapter)
+    assert (found.max_lora_rank, found.max_model_len, found.pictures) == (8, 2048, 12)
+    assert Path(found.base, "config.json").is_file()
 
 
 def test_the_run_can_be_shown(rehearsal: Rehearsal) -> None:
