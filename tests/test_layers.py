@@ -45,7 +45,7 @@ PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name not in ("_compat",
 # Test files about the whole, not about one module.
 TOPICS = {
     *("layers", "packaging", "bootstrap", "rehearsal", "served", "docs", "benchmarks", "report_browser"),
-    "hyperpod_job",
+    *("hyperpod_job", "site", "troubleshooting", "public"),
 }
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
 

