@@ -107,7 +107,7 @@ def test_metadata(metadata: email.message.Message) -> None:
     assert metadata["Name"] == "skyrl_maze"
     assert metadata["Version"] == skyrl_maze.__version__ == PROJECT["version"]
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "gpu", "gymnasium", "s3", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "gpu", "gymnasium", "s3", "docs", "dev"}
     assert {">=3.12", "<3.14"} == set(metadata["Requires-Python"].split(","))
 
 

@@ -98,7 +98,9 @@ def test_no_page_loads_anything_from_another_host(site: Path, html: dict[Path, A
     assert [path.name for path in html if 'class="mermaid"' in path.read_text(encoding="utf-8")] == []
     sheets = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.css")}
     assert sheets
-    loads = {path.name: set(re.findall(r"""(?:url\(|@import)\s*["']?([^"')]+)""", s)) for path, s in sheets.items()}
+    loads = {
+        path.name: set(re.findall(r"""(?:url\(|@import)\s*["']?([^"')]+)""", s)) for path, s in sheets.items()
+    }
     assert {name: found for name, addresses in loads.items() if (found := strangers(addresses))} == {}
 
 
