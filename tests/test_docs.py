@@ -37,6 +37,8 @@ ELSEWHERE = {
     ".venv/bin/pre-commit install": "test_docs.py",
     "skyrl-maze report runs/maze-cpu --out report.html": "test_report_cli.py",
     "skyrl-maze report runs/maze-cpu runs/mine --out both.html": "test_report_cli.py",
+    "skyrl-maze report runs/maze-mini --out runs/maze-mini/report.html --force": "test_mini.py",
+    "skyrl-maze compare results/compass-mini runs/maze-mini/evaluations/step-00000040": "test_play_cli.py",
     "python benchmarks/generator.py --turns 20": "test_benchmarks.py",
     "kubectl kustomize hyperpod/overlays/published": "test_hyperpod.py",
     "python benchmarks/lora.py": "test_benchmarks.py",
