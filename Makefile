@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serving rehearse mini test test-fast browser promtool lint lock bench bench-lora clean
+.PHONY: help setup serving rehearse mini test test-fast browser promtool lint docs lock bench bench-lora clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -42,6 +42,9 @@ lint: setup  ## ruff and mypy
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 
+docs: setup  ## these pages as a site, in site/ (ARGS="--site-dir DIR": elsewhere)
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict $(ARGS)
+
 # Not after setup, which would install the very lock that is to be replaced.
 lock:  ## remake requirements/ from pyproject.toml (ARGS=--upgrade: the newest of everything)
 	@[ -x .venv/bin/uv ] || scripts/bootstrap.sh
@@ -54,5 +57,5 @@ bench-lora: setup  ## the adapter's way to engines and disk, beside a plain copy
 	$(PYTHON) benchmarks/lora.py $(ARGS)
 
 clean:  ## remove .venv, caches and builds; runs/ stays
-	rm -rf .venv .venv-serving build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-serving build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes .venv: the CPU engine, the test tools and this package, exactly as locked in requirements/.
+# Makes .venv: the CPU engine, the tools for tests and documentation, and this package, exactly as locked in
+# requirements/.
 #
 # Prints one line per stage. A later call repeats only what is missing or out of date. Where it cannot go on,
 # it prints one line that says what to do, and exits 1.
@@ -70,7 +71,9 @@ find_python() {
 
 # --- Stages ---
 
-digest() { cat scripts/bootstrap.sh pyproject.toml requirements/cpu.txt requirements/dev.txt | sha256sum; }
+digest() {
+    cat scripts/bootstrap.sh pyproject.toml requirements/cpu.txt requirements/dev.txt requirements/docs.txt | sha256sum
+}
 
 # Runs a command with its output in the log; says why it failed in one line.
 run() {
@@ -135,7 +138,7 @@ install_packages() {
     [ ! -e $INSTALLING ] || afresh=--reinstall
     : >$INSTALLING
     run .venv/bin/uv pip install --python $python --no-deps --require-hashes --compile-bytecode $afresh \
-        -r requirements/cpu.txt -r requirements/dev.txt
+        -r requirements/cpu.txt -r requirements/dev.txt -r requirements/docs.txt
     rm $INSTALLING
     say "installing this package"
     # The build tool is in the lock: nothing is fetched for it.

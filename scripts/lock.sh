@@ -5,7 +5,7 @@
 #   scripts/lock.sh --upgrade  takes the newest of everything (any option of `uv pip compile` will do)
 #
 # cpu.txt and gpu.txt are whole environments for Linux on x86_64 and Python 3.12 or 3.13; dev.txt is what the
-# tests need beside cpu.txt. The first two hold the extra hyperpod, for the image and for the tests.
+# tests need beside cpu.txt, docs.txt what the documentation's pages need beside both. The first two hold the extra hyperpod, for the image and for the tests.
 # serving.txt and serving-cpu.txt are environments of their own, with another vLLM.
 set -eu
 cd "$(dirname "$0")/.."
@@ -18,11 +18,18 @@ lock() {
 
 lock pyproject.toml --extra cpu --extra hyperpod --output-file requirements/cpu.txt "$@"
 lock pyproject.toml --extra gpu --extra hyperpod --output-file requirements/gpu.txt "$@"
-.venv/bin/python -c '
-import tomllib
+# The packages of an extra alone, without those of this package.
+extra() {
+    .venv/bin/python -c '
+import sys, tomllib
 with open("pyproject.toml", "rb") as file:
-    print(*tomllib.load(file)["project"]["optional-dependencies"]["dev"], sep="\n")
-' | lock - --constraints requirements/cpu.txt --output-file requirements/dev.txt "$@"
+    print(*tomllib.load(file)["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
+' "$1"
+}
+
+extra dev | lock - --constraints requirements/cpu.txt --output-file requirements/dev.txt "$@"
+extra docs | lock - --constraints requirements/cpu.txt --constraints requirements/dev.txt \
+    --output-file requirements/docs.txt "$@"
 
 # The settings for uv in pyproject.toml are for the trainer's torch.
 lock --no-config requirements/serving.in --output-file requirements/serving.txt "$@"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+LOCKS = ("cpu", "dev", "docs")  # what makes .venv
 TOOLS = "awk cat cp cut df dirname du env grep kill mkdir mv rm sed sh sha256sum tail uname"
 
 # Stands in for a Python, also inside the .venv that it makes. `-c` is answered by the real Python, under
@@ -74,6 +75,7 @@ class Checkout:
         locked = enumerate(["ruff==1", "uv==9.9.9", "zip==1"], start=2)
         lock = "".join(f"{name} \\\n    --hash=sha256:{number}\n" for number, name in locked)
         (self.root / "requirements/dev.txt").write_text(lock)
+        (self.root / "requirements/docs.txt").write_text("mkdocs==1 \\\n    --hash=sha256:5\n")
         script = (ROOT / "scripts/bootstrap.sh").read_text()
         self.script = write_script(self.root / "scripts/bootstrap.sh", script)
         write_script(self.root / "fake-uv", FAKE_UV)
@@ -120,7 +122,7 @@ def test_prints_a_line_per_stage_and_installs_the_locks(checkout: Checkout, pyth
     assert pip == "pip -m pip install --no-deps --require-hashes -r .venv/uv.txt"
     uv_lock = (checkout.root / ".venv/uv.txt").read_text()
     assert uv_lock == "uv==9.9.9 \\\n    --hash=sha256:3\n"
-    for wanted in ("--require-hashes", "--compile-bytecode", "requirements/cpu.txt", "requirements/dev.txt"):
+    for wanted in ("--require-hashes", "--compile-bytecode", *(f"requirements/{lock}.txt" for lock in LOCKS)):
         assert wanted in packages.split()
     assert "--reinstall" not in packages
     assert package.endswith("--no-deps --no-build-isolation --editable .")
@@ -136,7 +138,7 @@ def test_does_nothing_the_second_time(checkout: Checkout, python: Path) -> None:
     assert checkout.calls() == []
 
 
-@pytest.mark.parametrize("changed", ["requirements/cpu.txt", "requirements/dev.txt", "pyproject.toml"])
+@pytest.mark.parametrize("changed", [*(f"requirements/{lock}.txt" for lock in LOCKS), "pyproject.toml"])
 def test_installs_again_when_a_lock_changes(checkout: Checkout, python: Path, changed: str) -> None:
     checkout.run()
     checkout.calls()
@@ -431,6 +433,7 @@ def test_script_is_executable() -> None:
     [
         ("rehearse", ".venv/bin/skyrl.entrypoints.main_base +recipe=maze_cpu key=value"),
         ("test", ".venv/bin/python -m pytest key=value"),
+        ("docs", "NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict key=value"),
         ("test-fast", '.venv/bin/python -m pytest -m "not slow and not rehearsal" key=value'),
     ],
 )

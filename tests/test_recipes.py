@@ -1,5 +1,6 @@
 """Recipes: every shipped one is sound to the last key, and a recipe of one's own is found and read."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -62,6 +63,16 @@ def test_the_header_says_all(name):
     fields = about(name)
     assert list(fields) == ["Purpose", "Hardware", "Expected", "Launch", "Override"]
     assert all(fields.values())
+
+
+def test_the_page_of_recipes_has_a_row_for_each_that_says_what_its_header_says():
+    page = (Path(__file__).parents[1] / "docs/recipes.md").read_text(encoding="utf-8")
+    rows = [row.split(" | ") for row in re.findall(r"^\| (`maze.*) \|$", page, re.MULTILINE)]
+    wanted = [
+        [f"`{name}`", *(about(name)[field] for field in ("Purpose", "Hardware", "Expected"))]
+        for name in recipes.names()
+    ]
+    assert rows == wanted
 
 
 @every_recipe
