@@ -16,7 +16,7 @@ from skyrl_maze import nodes
 from skyrl_maze.errors import NotReadyError, SetupError, SkyRLMazeError, exit_code
 
 if TYPE_CHECKING:
-    from skyrl_maze.config import MazeTrainConfig
+    from skyrl_maze.settings import MazeTrainConfig
 
 _POLL_S = 5.0
 _SAY_EVERY_S = 60.0
@@ -34,7 +34,7 @@ def wait(cfg: "MazeTrainConfig", wait_s: float) -> None:
         NotReadyError: too few GPUs became free in time, or a node did not answer.
         SetupError: there is no cluster, or a file is missing on a node.
     """
-    from skyrl_maze.config import needed_gpus
+    from skyrl_maze.settings import needed_gpus
 
     if cfg.run.device == "cpu" and not cfg.run.join_cluster:
         return

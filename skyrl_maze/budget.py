@@ -7,10 +7,10 @@ from typing import Any
 from skyrl_maze import dataset
 from skyrl_maze.actions import format_action
 from skyrl_maze.chat import ChatFormat
-from skyrl_maze.config import MazeTrainConfig
 from skyrl_maze.env import MazeEnv
 from skyrl_maze.maze import Move, generate_maze
 from skyrl_maze.pictures import Message, take_out
+from skyrl_maze.settings import MazeTrainConfig
 
 # Answers that each draw another sentence from the environment, in either grammar.
 _NOT_UNDERSTOOD = ("", "hello", "<action>jump</action>", "('move', 9)")

@@ -116,7 +116,7 @@ def maze(
     variant = (f"-braid{braid:g}" if braid else "") + (f"-{theme}" if theme != "tokens" else "")
     target = out or Path(f"maze-{size}-{seed}{variant}.png")
     _write_png(target, png, force)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         print("\n".join(line.rstrip() for line in _drawing(drawn, theme, path).plain.splitlines()))
     elif console.width >= 2 * size:
@@ -245,4 +245,4 @@ def _print_table(columns: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> Non
     table = scores.plain_table(columns)
     for row in rows:
         table.add_row(*map(Text, row))
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False).print(table)

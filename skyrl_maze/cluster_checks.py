@@ -13,12 +13,12 @@ from pathlib import Path
 
 from skyrl_maze import nodes
 from skyrl_maze.collective import Reduced, reduce_over_ranks
-from skyrl_maze.config import MazeTrainConfig, needed_gpus, policy_ranks
 from skyrl_maze.disk import disk_need
 from skyrl_maze.errors import ConfigError, SetupError, SkyRLMazeError
 from skyrl_maze.faults import cause_of
 from skyrl_maze.findings import Finding, Status, judged, passed, warned
 from skyrl_maze.nodes import Node
+from skyrl_maze.settings import MazeTrainConfig, needed_gpus, policy_ranks
 
 PACKAGES = {
     "skyrl": ["skyrl"],

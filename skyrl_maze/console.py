@@ -20,7 +20,7 @@ from skyrl_maze.runlog import METRICS_FILE, read_metrics
 from skyrl_maze.versions import latest
 
 if TYPE_CHECKING:
-    from skyrl_maze.config import MazeTrainConfig
+    from skyrl_maze.settings import MazeTrainConfig
 
 LOG_FILE = "logs/console.log"
 _STEP_DONE = re.compile(r"\s*training step (\d+) of (\d+)\s+\d+\.\d s")
@@ -39,7 +39,7 @@ def quiet_output(log_path: Path) -> Iterator[Console]:
         os.dup2(log, 2)
         os.close(log)
         try:
-            yield Console(file=stream, highlight=False, soft_wrap=True)
+            yield Console(file=stream, highlight=False, markup=False, soft_wrap=True)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

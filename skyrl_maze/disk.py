@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from math import prod
 
-from skyrl_maze.config import MazeTrainConfig
 from skyrl_maze.errors import ConfigError, SetupError
 from skyrl_maze.preflight import adapter_shapes
+from skyrl_maze.settings import MazeTrainConfig
 
 # Weights, and Adam's two moments, in float32.
 _TRAINED_COPIES, _FLOAT32_BYTES = 3, 4

@@ -16,7 +16,6 @@ from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
 from skyrl.train.utils.trajectory_logging import TrajectoryLogger  # noqa: E402
 
 from skyrl_maze import advantages  # noqa: E402
-from skyrl_maze.config import MazeTrainConfig, policy_ranks  # noqa: E402
 from skyrl_maze.env import register  # noqa: E402
 from skyrl_maze.exporter import MetricsExporter  # noqa: E402
 from skyrl_maze.generator import MazeVLMGenerator  # noqa: E402
@@ -24,6 +23,7 @@ from skyrl_maze.narrator import ChatLogger, Narrator  # noqa: E402
 from skyrl_maze.recorder import EvaluationRecorder  # noqa: E402
 from skyrl_maze.runlog import RunLog  # noqa: E402
 from skyrl_maze.serving import WITNESS  # noqa: E402
+from skyrl_maze.settings import MazeTrainConfig, policy_ranks  # noqa: E402
 from skyrl_maze.trainer import MazeTrainer  # noqa: E402
 
 

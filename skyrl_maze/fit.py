@@ -12,20 +12,11 @@ import yaml
 
 import skyrl_maze
 from skyrl_maze import preflight
-from skyrl_maze.config import (
-    MazeTrainConfig,
-    batch_problems,
-    engine_gpus,
-    folder_problems,
-    impossible,
-    needed_gpus,
-    policy_ranks,
-    skyrl_problems,
-)
 from skyrl_maze.disk import disk_need
 from skyrl_maze.errors import ConfigError, SkyRLMazeError
 from skyrl_maze.faults import cause_of
 from skyrl_maze.findings import Finding, Status, judged, passed, warned
+from skyrl_maze.limits import batch_problems, folder_problems, impossible, skyrl_problems
 from skyrl_maze.manifest_check import problems
 from skyrl_maze.manifest_safety import policy_of
 from skyrl_maze.manifests import (
@@ -45,6 +36,7 @@ from skyrl_maze.manifests import (
     quantity,
     replicas,
 )
+from skyrl_maze.settings import MazeTrainConfig, engine_gpus, needed_gpus, policy_ranks
 
 _GIB = 2**30
 _DEFAULT_RECIPE = "maze"  # as in train_job.sh

@@ -17,7 +17,7 @@ from skyrl_maze.errors import LostNodeError, SkyRLMazeError, exit_code
 from skyrl_maze.runlog import EventReader, read_metrics
 
 if TYPE_CHECKING:
-    from skyrl_maze.config import MazeTrainConfig
+    from skyrl_maze.settings import MazeTrainConfig
 
 _POLL_S = 0.25
 _ANSWER_LIMIT_S = 5.0
@@ -114,7 +114,7 @@ def _run(argv: list[str], log: list[Path]) -> None:
     with preflight.sole_run(root):
         recipes.record(argv, root)
         if cfg.run.console == "full":
-            _train(cfg, Console())
+            _train(cfg, Console(markup=False))
             return
         log.append(root / console.LOG_FILE)
         with console.quiet_output(log[0]) as terminal:
@@ -180,7 +180,7 @@ def _ray(cfg: "MazeTrainConfig", progress: console.Progress) -> Iterator[None]:
     import ray
     from skyrl.train.utils.utils import initialize_ray
 
-    from skyrl_maze.config import needed_gpus
+    from skyrl_maze.settings import needed_gpus
 
     progress.doing("starting Ray")
     nodes = None

@@ -47,7 +47,9 @@ def merge(
     settings = read_config(config or shards / CONFIG_FILE)
     plan = plan_merge(read_manifests(shards), allow_vision)
     columns = (TextColumn("merging"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not _watched()) as bar:
+    with Progress(
+        *columns, console=Console(stderr=True, markup=False), transient=True, disable=not _watched()
+    ) as bar:
         task = bar.add_task("", total=plan.bytes)
         made = versions.publish_folder(
             out,

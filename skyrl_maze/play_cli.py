@@ -98,7 +98,7 @@ def evaluate(
     """
     result = read_result(folder)
     _print(scores.result_tables(result.summary))
-    _print_errors(result.episodes, Console(stderr=True, highlight=False))
+    _print_errors(result.episodes, Console(stderr=True, highlight=False, markup=False))
 
 
 @app.command()
@@ -135,7 +135,7 @@ def _address(
 
 
 def _play(plan: "Plan", name: str, address: Address | None, out: Path, concurrency: int, gif: bool) -> None:
-    say = Console(stderr=True, highlight=False)
+    say = Console(stderr=True, highlight=False, markup=False)
     if plan.solvable < len(plan.mazes):
         say.print(
             f"note: within {plan.max_turns} turns only {plan.solvable} of the {len(plan.mazes)} mazes can be "
@@ -235,7 +235,7 @@ def _print_errors(records: Iterable[EpisodeRecord], say: Console) -> None:
 
 
 def _print(tables: Iterable[Table]) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     for number, table in enumerate(tables):
         if number:
             console.print()

@@ -14,10 +14,10 @@ import filelock
 from skyrl_maze import dataset
 from skyrl_maze.adapter import adapter_problems
 from skyrl_maze.chat import ChatFormat
-from skyrl_maze.config import MazeTrainConfig, needed_gpus
 from skyrl_maze.errors import ConfigError, NotReadyError, SetupError
 from skyrl_maze.faults import cause_of
 from skyrl_maze.nodes import joined, known
+from skyrl_maze.settings import MazeTrainConfig, needed_gpus
 
 _NEEDED_BYTES = 1_000_000_000
 _SHOWN = 5

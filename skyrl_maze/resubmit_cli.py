@@ -57,7 +57,7 @@ def resubmit(
         )
     for variable in _ADDRESS_VARIABLES:
         os.environ.pop(variable, None)
-    say = Console(stderr=True, highlight=False, soft_wrap=True)
+    say = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
     def told(text: str) -> None:
         say.print(f"resubmit: {text}", markup=False)

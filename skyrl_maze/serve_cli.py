@@ -60,7 +60,7 @@ def serve(
     settings = deploy.recorded(run, recipe)
     adapter, passed_over = deploy.newest(run, settings, step)
     plan = deploy.plan(settings, adapter, base, base_name, name)
-    say = Console(stderr=True, highlight=False, soft_wrap=True)
+    say = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     for problem in passed_over:
         say.print(f"note: not served: {problem}", markup=False)
     if not adapter.exported and not start:

@@ -17,10 +17,11 @@ from transformers import AutoTokenizer  # noqa: E402
 from skyrl_maze import tiny  # noqa: E402
 from skyrl_maze.budget import EpisodeBudget, longest_episode  # noqa: E402
 from skyrl_maze.chat import ChatFormat  # noqa: E402
-from skyrl_maze.config import MazeTrainConfig, build_config  # noqa: E402
+from skyrl_maze.config import build_config  # noqa: E402
 from skyrl_maze.env import MazeEnv  # noqa: E402
 from skyrl_maze.maze import generate_maze  # noqa: E402
 from skyrl_maze.pictures import take_out  # noqa: E402
+from skyrl_maze.settings import MazeTrainConfig  # noqa: E402
 from skyrl_maze.vision import PictureReader, vision_tokens  # noqa: E402
 
 budgets = st.builds(

@@ -20,9 +20,10 @@ _compat.install()
 
 from skyrl_maze import cluster_checks, nodes  # noqa: E402
 from skyrl_maze.collective import RankView, Reduced  # noqa: E402
-from skyrl_maze.config import MazeTrainConfig, build_config  # noqa: E402
+from skyrl_maze.config import build_config  # noqa: E402
 from skyrl_maze.findings import Status  # noqa: E402
 from skyrl_maze.nodes import Answers, Node  # noqa: E402
+from skyrl_maze.settings import MazeTrainConfig  # noqa: E402
 
 DOCTOR = Path(sysconfig.get_path("scripts")) / "skyrl-maze"
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("MAZE_", "HF_", "RAY_"))}

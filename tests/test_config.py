@@ -10,7 +10,8 @@ from skyrl_maze.faults import RolloutConfig
 
 _compat.install()
 
-from skyrl_maze.config import MazeTrainConfig, build_config, needed_gpus, policy_ranks  # noqa: E402
+from skyrl_maze.config import build_config  # noqa: E402
+from skyrl_maze.settings import MazeTrainConfig, needed_gpus, policy_ranks  # noqa: E402
 
 CPU = "+recipe=maze_cpu"
 

@@ -89,7 +89,8 @@ def test_the_recipe_fits_the_cluster(overlay: str) -> None:
     from skyrl_maze import _compat
 
     _compat.install()
-    from skyrl_maze.config import build_config, needed_gpus
+    from skyrl_maze.config import build_config
+    from skyrl_maze.settings import needed_gpus
 
     head, worker = groups_of(run_of(overlay))
     said = environment(head)
@@ -114,7 +115,8 @@ def test_the_recipe_can_go_on_with_two_of_three_nodes() -> None:
     from skyrl_maze import _compat
 
     _compat.install()
-    from skyrl_maze.config import build_config, needed_gpus
+    from skyrl_maze.config import build_config
+    from skyrl_maze.settings import needed_gpus
 
     text = (ROOT / "docs/hyperpod.md").read_text(encoding="utf-8")
     (command,) = [block for block in text.split("```") if "policy_num_nodes=2" in block]

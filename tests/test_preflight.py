@@ -17,8 +17,9 @@ from skyrl_maze import _compat, dataset
 _compat.install()
 
 from skyrl_maze import preflight, tiny  # noqa: E402
-from skyrl_maze.config import MazeTrainConfig, build_config, needed_gpus, policy_ranks  # noqa: E402
+from skyrl_maze.config import build_config  # noqa: E402
 from skyrl_maze.errors import ConfigError, NotReadyError, SetupError  # noqa: E402
+from skyrl_maze.settings import MazeTrainConfig, needed_gpus, policy_ranks  # noqa: E402
 
 
 def _config(recipe: str, *overrides: str) -> MazeTrainConfig:

@@ -13,7 +13,8 @@ _compat.install()
 
 from skyrl.train.utils import validate_cfg  # noqa: E402
 
-from skyrl_maze.config import build_config, policy_ranks  # noqa: E402
+from skyrl_maze.config import build_config  # noqa: E402
+from skyrl_maze.settings import policy_ranks  # noqa: E402
 
 COMMAND = "skyrl.entrypoints.main_base"
 every_recipe = pytest.mark.parametrize("name", recipes.names())
