@@ -239,7 +239,7 @@ def ray_versions(plan: Plan) -> Finding:
 
 def image(plan: Plan) -> Finding:
     """An image whose tag is another version of this package."""
-    images = {container(g).get("image", "") for t in plan.of_kind(*TRAINING) for g in groups_of(t)}
+    images = {str(container(g).get("image", "")) for t in plan.of_kind(*TRAINING) for g in groups_of(t)}
     others = sorted(i for i in images if "@" not in i and i.rpartition(":")[2] != skyrl_maze.__version__)
     if not others:
         return passed("image", ", ".join(sorted(images)) or "none")

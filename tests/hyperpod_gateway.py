@@ -6,6 +6,7 @@ dashboard. As the endpoint operator does: a link that opens once gives a cookie,
 
 import asyncio
 import contextlib
+import io
 import json
 import secrets
 import ssl
@@ -87,7 +88,7 @@ class Gateway:
                 return await self._follow(request, client, url)
             headers = {"Content-Type": request.headers.get("Content-Type", "application/octet-stream")}
             body = await request.read()
-            async with client.request(request.method, url, data=body, headers=headers) as answer:
+            async with client.request(request.method, url, data=io.BytesIO(body), headers=headers) as answer:
                 return web.Response(
                     status=answer.status, body=await answer.read(), content_type=answer.content_type
                 )

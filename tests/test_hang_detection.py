@@ -50,6 +50,7 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rank:
     monkeypatch.setattr(_client, "_get_job_id", lambda: "01000000")
     monkeypatch.setattr(_client, "_get_worker_id", lambda: "5eed")
     monkeypatch.setattr(_client, "_RETRY_DELAY", 0)
+    monkeypatch.setenv("LOCAL_RANK", "2")  # as SkyRL has it, the number of a GPU
     return Rank(tmp_path / "worker.out")
 
 

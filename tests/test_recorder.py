@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import random
 import threading
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +37,7 @@ class Run:
     def __init__(self, root, model, *settings):
         over = ("trainer.eval_batch_size=2", "generator.eval_n_samples_per_prompt=3", ROOM, *settings)
         self.trainer, self.root = playing_trainer(model, *over), root
-        self.recorder, self.rng = EvaluationRecorder(root, RunLog(root)), random.Random(0)
+        self.recorder, self.asked = EvaluationRecorder(root, RunLog(root)), Counter()
         self.trainer._callback_handler.callbacks = [self.recorder, Narrator(RunLog(root))]
         self.generator = self.trainer.generator
         self.generator._observe = self.recorder.observe
@@ -45,7 +46,14 @@ class Run:
         assert isinstance(engine, FakeEngine)
         tokenizer = self.trainer.tokenizer
         said = [tokenizer.encode(f"{text}<|im_end|>") for text in SAYINGS]
-        engine.answer = lambda _prompt, room: (self.rng.choice(said)[:room], "stop")
+
+        def answer(prompt, room):
+            """Drawn for this prompt and how often it came, whatever else is asked meanwhile."""
+            key = repr(prompt)
+            self.asked[key] += 1
+            return random.Random(f"{key} {self.asked[key]}").choice(said)[:room], "stop"
+
+        engine.answer = answer
         self.engine = engine
         path = root / "eval.parquet"
         dataset.write_rows(path, dataset.rows(MAZES, "mine"))
