@@ -21,7 +21,7 @@ serving: setup  ## make .venv-serving, with which the tests of Ray Serve run (7 
 rehearse: setup  ## train a tiny model with the whole stack on the CPU, in minutes
 	.venv/bin/skyrl.entrypoints.main_base +recipe=maze_cpu $(ARGS)
 
-mini: setup  ## the published curve in miniature on the CPU, and its page (under an hour)
+mini: setup  ## the published curve in miniature on the CPU, and its page (about 20 minutes)
 	.venv/bin/skyrl.entrypoints.main_base +recipe=maze_mini $(ARGS)
 	.venv/bin/skyrl-maze report runs/maze-mini --out runs/maze-mini/report.html --force
 
