@@ -89,8 +89,10 @@ def _checked(
         found += fit.check_plan(fit.Plan(parse_config(argv), things, model))
     if cluster is False or (cluster is None and given):
         return found or _nothing()
+    # Before a cluster is joined: SkyRL's registries would then ask its nodes, and one may hang.
+    cfg = build_config(argv)
     with nodes.joined() as there:
-        return [*found, *cluster_checks.check_cluster(build_config(argv), limit_s)] if there else _nothing()
+        return [*found, *cluster_checks.check_cluster(cfg, limit_s)] if there else _nothing()
 
 
 def _nothing() -> list[Finding]:
