@@ -191,9 +191,9 @@ def environment(group: Object) -> dict[str, str]:
 
 def mounts(group: Object) -> dict[str, Object]:
     """The volume at each path of the Ray container."""
-    volumes = {volume.get("name"): volume for volume in entries(pod_of(group), "volumes")}
+    volumes = {str(volume.get("name")): volume for volume in entries(pod_of(group), "volumes")}
     paths = entries(container(group), "volumeMounts")
-    return {str(mount.get("mountPath")): volumes.get(mount.get("name"), {}) for mount in paths}
+    return {str(mount.get("mountPath")): volumes.get(str(mount.get("name")), {}) for mount in paths}
 
 
 def quantity(value: Any) -> float:
