@@ -140,7 +140,6 @@ def _play(plan: "Plan", name: str, address: Address | None, out: Path, concurren
         say.print(
             f"note: within {plan.max_turns} turns only {plan.solvable} of the {len(plan.mazes)} mazes can be "
             "solved at all",
-            markup=False,
         )
     url = None if address is None else address.url
     with EpisodeLog(out, plan.settings(name, url)) as log:
@@ -194,9 +193,7 @@ def _played(
         with bar:
             return asyncio.run(run())
     except KeyboardInterrupt:
-        say.print(
-            f"stopped: {ended} episodes are kept in {out}; the same command goes on from there", markup=False
-        )
+        say.print(f"stopped: {ended} episodes are kept in {out}; the same command goes on from there")
         raise typer.Exit(130) from None
 
 
@@ -210,7 +207,7 @@ class _Notes:
         reason = text.partition(";")[0]
         if reason not in self._said:
             self._said.add(reason)
-            self._say.print(f"note: {text}", markup=False)
+            self._say.print(f"note: {text}")
 
 
 @contextlib.asynccontextmanager
@@ -230,7 +227,6 @@ def _print_errors(records: Iterable[EpisodeRecord], say: Console) -> None:
         say.print(
             f"note: {len(failed)} episodes ended with an error and count as unsolved; the first, maze "
             f"{failed[0].index}: {failed[0].error}",
-            markup=False,
         )
 
 

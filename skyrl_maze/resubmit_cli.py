@@ -60,7 +60,7 @@ def resubmit(
     say = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
     def told(text: str) -> None:
-        say.print(f"resubmit: {text}", markup=False)
+        say.print(f"resubmit: {text}")
 
     server = JobServer(address, away_s, told)
     server.reach()

@@ -62,11 +62,9 @@ def serve(
     plan = deploy.plan(settings, adapter, base, base_name, name)
     say = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     for problem in passed_over:
-        say.print(f"note: not served: {problem}", markup=False)
+        say.print(f"note: not served: {problem}")
     if not adapter.exported and not start:
-        say.print(
-            "note: a version is removed when the run has shared newer ones; an export stays", markup=False
-        )
+        say.print("note: a version is removed when the run has shared newer ones; an export stays")
     known = recipe or str(run / recipes.RECORD)
     if ray is None:
         _vllm(plan, host, port, more or [], start, known, say)
@@ -96,7 +94,7 @@ def _ray(plan: deploy.Deployment, address: str, replicas: int, cpu: bool, recipe
     config = deploy.ray_config(plan, address.rstrip("/"), replicas, cpu)
     print(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), end="")
     upload = ["skyrl-maze", "lora", "upload", str(plan.adapter.path), "--to", address]
-    say.print(f"first  {shlex.join([*upload, '--name', plan.adapter_name])}", markup=False)
+    say.print(f"first  {shlex.join([*upload, '--name', plan.adapter_name])}")
     model = f"{plan.base_name}:{plan.adapter_name}"
     _say_how_to_play(model, "http://127.0.0.1:8000/v1", plan, recipe, say)
 
@@ -110,4 +108,4 @@ def _print_command(environment: dict[str, str], command: list[str]) -> None:
 def _say_how_to_play(model: str, endpoint: str, plan: deploy.Deployment, recipe: str, say: Console) -> None:
     out = f"results/{plan.adapter_name}"
     play = ["skyrl-maze", "play", "--endpoint", endpoint, "--model", model, "--recipe", recipe, "--out", out]
-    say.print(f"then   {shlex.join(play)}", markup=False)
+    say.print(f"then   {shlex.join(play)}")
