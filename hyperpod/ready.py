@@ -16,19 +16,19 @@ from skyrl_maze import nodes
 from skyrl_maze.errors import NotReadyError, SetupError, SkyRLMazeError, exit_code
 
 if TYPE_CHECKING:
-    from skyrl_maze.settings import MazeTrainConfig
+    from skyrl_maze.settings import TrainConfig
 
 _POLL_S = 5.0
 _SAY_EVERY_S = 60.0
-_LOOK_LIMIT_S = 120
+_LOOK_LIMIT_S = 60
 
 
-def wait(cfg: "MazeTrainConfig", wait_s: float) -> None:
+def wait(cfg: "TrainConfig", wait_s: float) -> None:
     """Return when the cluster that this process belongs to has what the run needs.
 
     Args:
         cfg: a run that joins the cluster; one that starts a Ray of its own has nothing to wait for.
-        wait_s: how long to wait for the GPUs.
+        wait_s: how long to wait for the GPUs, and for every node to answer.
 
     Raises:
         NotReadyError: too few GPUs became free in time, or a node did not answer.
@@ -41,8 +41,9 @@ def wait(cfg: "MazeTrainConfig", wait_s: float) -> None:
     with nodes.joined() as found:
         if not found:
             raise SetupError("no Ray cluster runs here; submit this to one: ray job submit -- train_job.sh")
-        _wait_for_gpus(needed_gpus(cfg), wait_s, _gpus)
-        _see_on_every_node(Path(cfg.run.root), cfg.trainer.policy.model.path)
+        needed, root, model = needed_gpus(cfg), Path(cfg.run.root), cfg.trainer.policy.model.path
+        # A node that was lost a moment ago still counts among the GPUs; it does not answer.
+        _wait_while(lambda: _gpus_lacking(needed, *_gpus()) or _nodes_silent(root, model), wait_s)
 
 
 def _gpus() -> tuple[int, int]:
@@ -54,17 +55,18 @@ def _gpus() -> tuple[int, int]:
     return int(there), int(free)
 
 
-def _wait_for_gpus(
-    needed: int, wait_s: float, gpus: Callable[[], tuple[int, int]], poll_s: float = _POLL_S
-) -> None:
+def _gpus_lacking(needed: int, there: int, free: int) -> str:
+    if free >= needed:
+        return ""
+    return f"{needed} GPU(s) are needed, the cluster has {there} and {free} are free"
+
+
+def _wait_while(lacking: Callable[[], str], wait_s: float, poll_s: float = _POLL_S) -> None:
+    """Return when nothing is said to be lacking any more; NotReadyError if that takes longer."""
     started_s = time.monotonic()
     said_s = -_SAY_EVERY_S
-    while True:
-        there, free = gpus()
-        if free >= needed:
-            return
+    while state := lacking():
         waited_s = time.monotonic() - started_s
-        state = f"{needed} GPU(s) are needed, the cluster has {there} and {free} are free"
         if waited_s >= wait_s:
             raise NotReadyError(
                 f"{state} after {waited_s:.0f} s; look for workers that are not Ready (kubectl get pods), "
@@ -76,8 +78,8 @@ def _wait_for_gpus(
         time.sleep(min(poll_s, wait_s - waited_s))
 
 
-def _see_on_every_node(root: Path, model: str) -> None:
-    """Raise SetupError naming the nodes that see no file written here now, or no model folder."""
+def _nodes_silent(root: Path, model: str) -> str:
+    """Which nodes do not answer; SetupError names those that see no file written here now, or no model."""
     root.mkdir(parents=True, exist_ok=True)
     token = root / f".seen-{secrets.token_hex(8)}"
     paths = [str(token), *([model] if Path(model).is_absolute() else [])]
@@ -86,14 +88,13 @@ def _see_on_every_node(root: Path, model: str) -> None:
         answers = nodes.ask(nodes.missing, nodes.known()[0], _LOOK_LIMIT_S, paths)
     finally:
         token.unlink()
-    if answers.silent:
-        raise NotReadyError.from_problems("not every node answered; try again:", answers.problems)
     if problems := [f"{node}: {path}" for node, lacking in answers.said.items() for path in lacking]:
         raise SetupError.from_problems(
             "these files are not there on these nodes; mount the shared folder on every pod, and see that "
             "MAZE_MODEL_REPO or trainer.policy.model.path names the model:",
             problems,
         )
+    return f"not every node answers: {'; '.join(answers.problems)}" if answers.problems else ""
 
 
 def main(

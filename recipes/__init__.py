@@ -6,6 +6,7 @@ it. `extends: NAME` builds on another recipe; `${...}` is OmegaConf interpolatio
 """
 
 import contextlib
+import importlib.resources
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,30 +27,53 @@ Settings = dict[str, Any]
 
 
 def names() -> list[str]:
-    """The shipped recipes, sorted."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    """The shipped recipes, sorted. Those whose name begins with `_` are only there to be extended."""
+    return sorted(path.stem for path in FOLDER.glob("[!_]*.yaml"))
 
 
 def find(name_or_path: str, beside: Path | None = None) -> Path:
     """The file of a recipe.
 
     Args:
-        name_or_path: a shipped recipe's name, or the path of a YAML file; `~` is the home folder.
+        name_or_path: a shipped recipe's name; `PACKAGE:NAME`, NAME.yaml in a package that is installed; or
+            the path of a YAML file, where `~` is the home folder.
         beside: folder that a relative path is looked up in first (that of the extending recipe).
 
     Raises:
         ConfigError: there is no such recipe.
     """
-    if name_or_path in names():
-        return FOLDER / f"{name_or_path}.yaml"
+    if (
+        name_or_path.removeprefix("_").isidentifier()
+        and (shipped := FOLDER / f"{name_or_path}.yaml").is_file()
+    ):
+        return shipped
+    if in_package := re.fullmatch(r"([A-Za-z_][\w.]*):([\w-]+)", name_or_path):
+        return _of_package(*in_package.groups())
     given = Path(name_or_path).expanduser()
     for candidate in ([beside / given] if beside else []) + [given]:
         if candidate.suffix in {".yaml", ".yml"} and candidate.is_file():
             return candidate
     raise ConfigError(
         f"no recipe {name_or_path!r}{closest(name_or_path, names())}; "
-        f"shipped: {', '.join(names())}; or give the path of a .yaml file"
+        f"shipped: {', '.join(names())}; or give the path of a .yaml file, or PACKAGE:NAME"
     )
+
+
+def _of_package(package: str, name: str) -> Path:
+    try:
+        folder = importlib.resources.files(package)
+    except Exception as error:  # whatever the package does when it is imported
+        raise ConfigError(
+            f"no recipe '{package}:{name}': {package} cannot be imported ({error}); install it here"
+        ) from error
+    files = (Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    there = {file.stem: file for file in files}
+    if name not in there:
+        raise ConfigError(
+            f"no recipe {name!r} in the package {package}{closest(name, there)}; "
+            f"it has: {', '.join(sorted(there)) or 'none'}"
+        )
+    return there[name]
 
 
 def header(path: Path) -> list[str]:

@@ -4,16 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skyrl_maze import dataset
-from skyrl_maze.actions import format_action
+from skyrl_maze import task
 from skyrl_maze.chat import ChatFormat
-from skyrl_maze.env import MazeEnv
-from skyrl_maze.maze import Move, generate_maze
 from skyrl_maze.pictures import Message, take_out
-from skyrl_maze.settings import MazeTrainConfig
-
-# Answers that each draw another sentence from the environment, in either grammar.
-_NOT_UNDERSTOOD = ("", "hello", "<action>jump</action>", "('move', 9)")
+from skyrl_maze.settings import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -64,8 +58,8 @@ class EpisodeBudget:
         return found
 
 
-def longest_episode(cfg: MazeTrainConfig, chat: ChatFormat, picture_tokens: Any) -> EpisodeBudget:
-    """The budget of a run's longest episode: in its largest mazes, with its longest feedback.
+def longest_episode(cfg: TrainConfig, chat: ChatFormat, picture_tokens: Any) -> EpisodeBudget:
+    """The budget of a run's longest episode.
 
     Args:
         cfg: the run's config.
@@ -78,17 +72,10 @@ def longest_episode(cfg: MazeTrainConfig, chat: ChatFormat, picture_tokens: Any)
         return len(as_ids(emptied)) + sum(int(picture_tokens(url)) - 1 for url in urls)
 
     generator, turns = cfg.generator, cfg.generator.max_turns
-    evaluated = (maze.size for maze in dataset.mazes_of(cfg.data.mazes.eval))
-    largest = generate_maze(max(*cfg.data.mazes.train.sizes, *evaluated), seed=0)
-    extras = {"maze": largest.to_text(), "max_turns": turns + 1}
-    maze_cfg, observations = cfg.environment.skyrl_gym.maze, []
-    understood = [format_action(move, maze_cfg.grammar) for move in Move]
-    for answer in (*understood, "".join(understood), *_NOT_UNDERSTOOD):
-        env = MazeEnv(maze_cfg, extras)
-        opening, _ = env.init([])
-        observations.append(tokens(env.step(answer)["observations"], chat.following))
+    longest = task.of(cfg).longest_messages(cfg)
+    observations = [tokens(messages, chat.following) for messages in longest.observations]
     lengths = (
         generator.sampling_params.max_generate_length,
         generator.eval_sampling_params.max_generate_length,
     )
-    return EpisodeBudget(turns, tokens(opening, chat.opening), max(observations), max(lengths) + 1)
+    return EpisodeBudget(turns, tokens(longest.opening, chat.opening), max(observations), max(lengths) + 1)

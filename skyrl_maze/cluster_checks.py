@@ -18,7 +18,7 @@ from skyrl_maze.errors import ConfigError, SetupError, SkyRLMazeError
 from skyrl_maze.faults import cause_of
 from skyrl_maze.findings import Finding, Status, judged, passed, warned
 from skyrl_maze.nodes import Node
-from skyrl_maze.settings import MazeTrainConfig, needed_gpus, policy_ranks
+from skyrl_maze.settings import TrainConfig, needed_gpus, policy_ranks
 
 PACKAGES = {
     "skyrl": ["skyrl"],
@@ -40,7 +40,7 @@ _MOUNT = "mount the shared claim at the same path in every pod"
 class Cluster:
     """The cluster that this process has joined, and the run that it is to carry."""
 
-    cfg: MazeTrainConfig
+    cfg: TrainConfig
     answering: Sequence[Node]
     silent: dict[Node, str]
     gone: Sequence[Node]
@@ -60,7 +60,7 @@ class Cluster:
         return reduce_over_ranks(policy_ranks(self.cfg), self.limit_s)
 
 
-def look(cfg: MazeTrainConfig, limit_s: float) -> Cluster:
+def look(cfg: TrainConfig, limit_s: float) -> Cluster:
     """Who is there; from here on only those who answered are asked."""
     import ray
 
@@ -263,7 +263,7 @@ CHECKS: Sequence[Check] = (
 )
 
 
-def check_cluster(cfg: MazeTrainConfig, limit_s: float) -> list[Finding]:
+def check_cluster(cfg: TrainConfig, limit_s: float) -> list[Finding]:
     """All findings about the cluster that this process has joined."""
     return run(look(cfg, limit_s), CHECKS)
 

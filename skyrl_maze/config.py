@@ -7,13 +7,14 @@ from typing import Any
 from omegaconf import OmegaConf
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from skyrl_maze import task
 from skyrl_maze.errors import ConfigError, closest
 from skyrl_maze.limits import impossible, skyrl_problems
 from skyrl_maze.recipes import read_settings
-from skyrl_maze.settings import MazeTrainConfig
+from skyrl_maze.settings import RunConfig, TrainConfig
 
 
-def build_config(argv: list[str]) -> MazeTrainConfig:
+def build_config(argv: list[str]) -> TrainConfig:
     """The config of a command line such as `["+recipe=maze", "trainer.seed=3"]`.
 
     SkyRL's defaults lie below the recipe, the recipe below the command line.
@@ -27,16 +28,23 @@ def build_config(argv: list[str]) -> MazeTrainConfig:
     return cfg
 
 
-def parse_config(argv: list[str]) -> MazeTrainConfig:
+def parse_config(argv: list[str]) -> TrainConfig:
     """As `build_config`, without asking whether the settings can work."""
     settings = read_settings(argv)
-    if problems := _structural_problems(MazeTrainConfig, settings, ""):
+    schema = task.load(_task_of(settings)).config
+    if problems := _structural_problems(schema, settings, ""):
         raise ConfigError.from_problems(f"{len(problems)} setting(s) cannot be used:", problems)
     try:
-        cfg = MazeTrainConfig.from_dict_config(OmegaConf.create(settings))
+        cfg = schema.from_dict_config(OmegaConf.create(settings))
     except (ValueError, AssertionError, TypeError) as error:
         raise ConfigError(f"SkyRL refuses these settings: {error}") from error
-    return typing.cast(MazeTrainConfig, cfg)
+    return typing.cast(TrainConfig, cfg)
+
+
+def _task_of(settings: dict[str, Any]) -> str:
+    run = settings.get("run")
+    name = run.get("task") if isinstance(run, dict) else None
+    return name if isinstance(name, str) else RunConfig.task
 
 
 def _structural_problems(schema: Any, settings: dict[str, Any], prefix: str) -> list[str]:

@@ -20,7 +20,7 @@ from skyrl_maze.runlog import METRICS_FILE, read_metrics
 from skyrl_maze.versions import latest
 
 if TYPE_CHECKING:
-    from skyrl_maze.settings import MazeTrainConfig
+    from skyrl_maze.settings import TrainConfig
 
 LOG_FILE = "logs/console.log"
 _STEP_DONE = re.compile(r"\s*training step (\d+) of (\d+)\s+\d+\.\d s")
@@ -77,6 +77,10 @@ class Progress:
         """More about the activity that goes on."""
         self._status.update(f"{self._doing}: {text}")
 
+    def warming_up(self, step: int, steps: int) -> None:
+        """The same, of a model that is taught."""
+        self.update(f"warm-up step {step} of {steps}")
+
     def done(self) -> None:
         """Nothing goes on any more."""
         self._finish()
@@ -125,7 +129,7 @@ def _measured(event: dict[str, Any]) -> str:
     return "  ".join(said)
 
 
-def summary(cfg: "MazeTrainConfig", earlier_records: int = 0) -> Table:
+def summary(cfg: "TrainConfig", earlier_records: int = 0) -> Table:
     """The table at the end: solve rate before and after, steps, seconds a step, and where things lie.
 
     Args:
@@ -156,7 +160,7 @@ def summary(cfg: "MazeTrainConfig", earlier_records: int = 0) -> Table:
     return table
 
 
-def _latest_adapter(cfg: "MazeTrainConfig") -> Path | None:
+def _latest_adapter(cfg: "TrainConfig") -> Path | None:
     version = latest(Path(cfg.trainer.policy.model.lora.lora_sync_path), cfg.run.id)
     return version.adapter if version else None
 

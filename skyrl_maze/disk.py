@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from math import prod
 
+from skyrl_maze import task
 from skyrl_maze.errors import ConfigError, SetupError
 from skyrl_maze.preflight import adapter_shapes
-from skyrl_maze.settings import MazeTrainConfig
+from skyrl_maze.settings import TrainConfig
 
 # Weights, and Adam's two moments, in float32.
 _TRAINED_COPIES, _FLOAT32_BYTES = 3, 4
@@ -34,14 +35,14 @@ class DiskNeed:
         return self.checkpoints + self.versions + self.exports
 
 
-def steps_of(cfg: MazeTrainConfig) -> int:
+def steps_of(cfg: TrainConfig) -> int:
     """Training steps of the whole run."""
     trainer = cfg.trainer
-    steps = trainer.epochs * (cfg.data.mazes.train.count // max(1, trainer.train_batch_size))
+    steps = trainer.epochs * (task.of(cfg).rows(cfg) // max(1, trainer.train_batch_size))
     return int(min(steps, trainer.max_training_steps or steps))
 
 
-def disk_need(cfg: MazeTrainConfig) -> DiskNeed:
+def disk_need(cfg: TrainConfig) -> DiskNeed:
     """What the run will have on disk when it holds most: one of a kind more than is kept, as it is written.
 
     Raises:
@@ -69,6 +70,6 @@ def disk_need(cfg: MazeTrainConfig) -> DiskNeed:
     )
 
 
-def _times(cfg: MazeTrainConfig, interval: int) -> int:
+def _times(cfg: TrainConfig, interval: int) -> int:
     """How often SkyRL saves: each `interval` steps and after each epoch; never if it is not positive."""
     return -(-steps_of(cfg) // interval) + cfg.trainer.epochs - 1 if interval > 0 else 0

@@ -15,22 +15,21 @@ from skyrl.train.generators.base import GeneratorInput, GeneratorOutput  # noqa:
 from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
 from skyrl.train.utils.trajectory_logging import TrajectoryLogger  # noqa: E402
 
-from skyrl_maze import advantages  # noqa: E402
-from skyrl_maze.env import register  # noqa: E402
+from skyrl_maze import advantages, task  # noqa: E402
 from skyrl_maze.exporter import MetricsExporter  # noqa: E402
 from skyrl_maze.generator import MazeVLMGenerator  # noqa: E402
 from skyrl_maze.narrator import ChatLogger, Narrator  # noqa: E402
 from skyrl_maze.recorder import EvaluationRecorder  # noqa: E402
 from skyrl_maze.runlog import RunLog  # noqa: E402
 from skyrl_maze.serving import WITNESS  # noqa: E402
-from skyrl_maze.settings import MazeTrainConfig, policy_ranks  # noqa: E402
+from skyrl_maze.settings import TrainConfig, policy_ranks  # noqa: E402
 from skyrl_maze.trainer import MazeTrainer  # noqa: E402
 
 
 class MazeExperiment(BasePPOExp):
     """Hooks of SkyRL's experiment, one each for data, rollouts and training."""
 
-    def __init__(self, cfg: MazeTrainConfig) -> None:
+    def __init__(self, cfg: TrainConfig) -> None:
         self.log = RunLog(Path(cfg.run.root))
         self.evaluations = EvaluationRecorder(Path(cfg.run.root), self.log)
         self.narrator = Narrator(self.log)
@@ -95,8 +94,8 @@ class MazeExperiment(BasePPOExp):
 
 
 @ray.remote(num_cpus=1, max_retries=0)
-def train(cfg: MazeTrainConfig) -> None:
+def train(cfg: TrainConfig) -> None:
     """The trainer task. What SkyRL's registries hold is registered here: they are one per process."""
-    register()
+    task.of(cfg).register()
     advantages.register()
     MazeExperiment(cfg).run()

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 import skyrl_maze
-from skyrl_maze import preflight
+from skyrl_maze import preflight, task
 from skyrl_maze.disk import disk_need
 from skyrl_maze.errors import ConfigError, SkyRLMazeError
 from skyrl_maze.faults import cause_of
@@ -36,7 +36,7 @@ from skyrl_maze.manifests import (
     quantity,
     replicas,
 )
-from skyrl_maze.settings import MazeTrainConfig, engine_gpus, needed_gpus, policy_ranks
+from skyrl_maze.settings import TrainConfig, engine_gpus, needed_gpus, policy_ranks
 
 _GIB = 2**30
 _DEFAULT_RECIPE = "maze"  # as in train_job.sh
@@ -48,13 +48,13 @@ _COMFORTABLE = 0.8
 class Plan:
     """A run's settings and the manifests that it is to run with."""
 
-    cfg: MazeTrainConfig
+    cfg: TrainConfig
     things: Sequence[Object]
     model: str | None = None
     """Where the model can be read here, if not at the path that the recipe names."""
 
     @functools.cached_property
-    def at_hand(self) -> MazeTrainConfig:
+    def at_hand(self) -> TrainConfig:
         """The settings with the model that can be read here."""
         cfg = copy.deepcopy(self.cfg)
         cfg.trainer.policy.model.path = self.model or cfg.trainer.policy.model.path
@@ -287,10 +287,10 @@ def doors(plan: Plan) -> Finding:
 
 
 def ceiling(plan: Plan) -> Finding:
-    """Whether the turns let every evaluation maze be solved."""
-    if found := preflight.ceiling_warnings(plan.cfg):
+    """Whether the turns let every episode of the evaluation set succeed."""
+    if found := task.of(plan.cfg).warnings(plan.cfg):
         return warned("turns", found[0], "raise generator.max_turns")
-    return passed("turns", f"{plan.cfg.generator.max_turns} turns can solve every evaluation maze")
+    return passed("turns", f"{plan.cfg.generator.max_turns} turns are enough for the whole evaluation set")
 
 
 Check = Callable[[Plan], Finding]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from skyrl_maze import _compat, console, cpu, dataset, mini, recipes, tiny
+from skyrl_maze import _compat, console, cpu, recipes
 from skyrl_maze.errors import LostNodeError, SkyRLMazeError, exit_code
 from skyrl_maze.runlog import EventReader, read_metrics
 
 if TYPE_CHECKING:
-    from skyrl_maze.settings import MazeTrainConfig
+    from skyrl_maze.settings import TrainConfig
 
 _POLL_S = 0.25
 _ANSWER_LIMIT_S = 5.0
@@ -101,14 +101,14 @@ def _cause(error: BaseException) -> str:
 
 def _run(argv: list[str], log: list[Path]) -> None:
     _compat.install()
-    from skyrl_maze import preflight
+    from skyrl_maze import preflight, task
     from skyrl_maze.config import build_config
 
     preflight.check_engine()
     cfg = build_config(argv)
     preflight.check_device(cfg)
     preflight.make_folders(cfg)
-    for warning in preflight.ceiling_warnings(cfg):
+    for warning in task.of(cfg).warnings(cfg):
         print(f"warning: {warning}", file=sys.stderr)
     root = Path(cfg.run.root)
     with preflight.sole_run(root):
@@ -125,7 +125,7 @@ def _run(argv: list[str], log: list[Path]) -> None:
                 raise
 
 
-def _train(cfg: "MazeTrainConfig", terminal: Console) -> None:
+def _train(cfg: "TrainConfig", terminal: Console) -> None:
     from skyrl_maze import preflight
 
     earlier_records = len(read_metrics(Path(cfg.run.root)))
@@ -143,38 +143,20 @@ def _train(cfg: "MazeTrainConfig", terminal: Console) -> None:
     terminal.print(console.summary(cfg, earlier_records))
 
 
-def _prepare(cfg: "MazeTrainConfig", progress: console.Progress) -> None:
-    """Maze sets and, for the rehearsal, the model."""
-    progress.doing("drawing mazes")
-    mazes = cfg.data.mazes
-    train, evaluation = dataset.prepare(mazes.train, mazes.eval, Path(mazes.folder).absolute())
+def _prepare(cfg: "TrainConfig", progress: console.Progress) -> None:
+    """Data sets and, where the task builds it, the model."""
+    from skyrl_maze import task
+
+    chosen = task.of(cfg)
+    progress.doing("drawing the data sets")
+    train, evaluation = chosen.write_data(cfg)
     cfg.data.train_data, cfg.data.val_data = [str(train)], [str(evaluation)]
-    if path := _built_model(cfg, progress):
+    if path := chosen.build_model(cfg, progress):
         cfg.trainer.policy.model.path = cfg.trainer.ref.model.path = str(path)
 
 
-def _built_model(cfg: "MazeTrainConfig", progress: console.Progress) -> Path | None:
-    """The folder of a model that this package builds itself, or None if the recipe names another."""
-    maze, mazes, max_turns = cfg.environment.skyrl_gym.maze, cfg.data.mazes, cfg.generator.max_turns
-    name = cfg.trainer.policy.model.path
-    if name == tiny.MODEL_ID:
-        progress.doing("building the tiny Qwen3-VL")
-        return tiny.build_tiny_model(
-            maze,
-            mazes.train.sizes,
-            max_turns,
-            tiny.WarmUp(steps=cfg.run.warm_up_steps),
-            progress=lambda step, steps: progress.update(f"warm-up step {step} of {steps}"),
-        )
-    if name == mini.MODEL_ID:
-        progress.doing("teaching the miniature Qwen3-VL")
-        judged, habit = dataset.mazes_of(mazes.eval), cfg.run.start == "habit"
-        return mini.mini_model(maze, judged, max_turns, cfg.run.school_seed, progress.update, habit)
-    return None
-
-
 @contextlib.contextmanager
-def _ray(cfg: "MazeTrainConfig", progress: console.Progress) -> Iterator[None]:
+def _ray(cfg: "TrainConfig", progress: console.Progress) -> Iterator[None]:
     """Ray as SkyRL starts it; on the way out nothing that it started is left."""
     import psutil
     import ray
@@ -209,7 +191,7 @@ def _ray(cfg: "MazeTrainConfig", progress: console.Progress) -> Iterator[None]:
         psutil.wait_procs(alive, timeout=5)
 
 
-def _watch(cfg: "MazeTrainConfig", progress: console.Progress) -> None:
+def _watch(cfg: "TrainConfig", progress: console.Progress) -> None:
     """Start the trainer task and show its events until it ends."""
     import ray
 

@@ -4,28 +4,26 @@ import operator
 import re
 from pathlib import Path
 
-from skyrl_maze.dataset import MazeSetSpec
+from skyrl_maze import task
 from skyrl_maze.errors import closest
 from skyrl_maze.settings import (
     CONSOLES,
     DEVICES,
     STARTS,
     WIRE_DTYPES,
-    MazeTrainConfig,
+    TrainConfig,
     policy_ranks,
 )
 
 
-def impossible(cfg: MazeTrainConfig) -> list[str]:
+def impossible(cfg: TrainConfig) -> list[str]:
     """Settings that are well formed and cannot work, each with what would."""
     return [
         *_run_problems(cfg),
         *folder_problems(cfg),
         *_range_problems(cfg),
         *[f"run.hang.{p}" for p in cfg.run.hang.problems()],
-        *[f"environment.skyrl_gym.maze: {p}" for p in cfg.environment.skyrl_gym.maze.problems()],
-        *[f"data.mazes.train.{p}" for p in _training_set_problems(cfg.data.mazes.train)],
-        *[f"data.mazes.eval.{p}" for p in cfg.data.mazes.eval.problems()],
+        *task.of(cfg).problems(cfg),
         *[f"generator.rollouts.{p}" for p in cfg.generator.rollouts.problems()],
         *batch_problems(cfg),
         *_group_problems(cfg),
@@ -33,7 +31,7 @@ def impossible(cfg: MazeTrainConfig) -> list[str]:
     ]
 
 
-def skyrl_problems(cfg: MazeTrainConfig) -> list[str]:
+def skyrl_problems(cfg: TrainConfig) -> list[str]:
     """What SkyRL's own check says; it stops at the first."""
     from skyrl.train.utils import validate_cfg
 
@@ -47,17 +45,11 @@ def skyrl_problems(cfg: MazeTrainConfig) -> list[str]:
     return []
 
 
-def _training_set_problems(spec: MazeSetSpec) -> list[str]:
-    if spec.name is None:
-        return spec.problems()
-    return [f"name={spec.name!r}: shipped sets are for evaluation; set it to null and give sizes and count"]
-
-
 # One path component: the id names a folder.
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def _run_problems(cfg: MazeTrainConfig) -> list[str]:
+def _run_problems(cfg: TrainConfig) -> list[str]:
     problems = []
     for name, allowed in (("device", DEVICES), ("console", CONSOLES), ("start", STARTS)):
         if (value := getattr(cfg.run, name)) not in allowed:
@@ -72,13 +64,15 @@ def _run_problems(cfg: MazeTrainConfig) -> list[str]:
             "trainer.placement.colocate_all=true needs an engine that can sleep; on a CPU set it to false"
         )
     if not cfg.generator.vision_language_generator:
-        problems.append("generator.vision_language_generator=false: the maze is a picture; set it to true")
-    if cfg.environment.env_class != "maze":
-        problems.append(f"environment.env_class={cfg.environment.env_class!r}: this entrypoint runs 'maze'")
+        problems.append("generator.vision_language_generator=false: episodes show pictures; set it to true")
+    if cfg.environment.env_class != (wanted := task.of(cfg).env_class):
+        problems.append(
+            f"environment.env_class={cfg.environment.env_class!r}: run.task={cfg.run.task} plays {wanted!r}"
+        )
     return problems
 
 
-def folder_problems(cfg: MazeTrainConfig) -> list[str]:
+def folder_problems(cfg: TrainConfig) -> list[str]:
     """One folder for what must lie apart."""
     if Path(cfg.trainer.ckpt_path).absolute() != Path(cfg.trainer.export_path).absolute():
         return []
@@ -125,7 +119,7 @@ _CHOICES = {
 }
 
 
-def _range_problems(cfg: MazeTrainConfig) -> list[str]:
+def _range_problems(cfg: TrainConfig) -> list[str]:
     problems = []
     for name, (low, high) in _RANGES.items():
         value = operator.attrgetter(name)(cfg)
@@ -144,7 +138,7 @@ def _range_problems(cfg: MazeTrainConfig) -> list[str]:
     return problems
 
 
-def batch_problems(cfg: MazeTrainConfig) -> list[str]:
+def batch_problems(cfg: TrainConfig) -> list[str]:
     """Sizes that do not divide among the ranks, or each other."""
     trainer = cfg.trainer
     ranks = policy_ranks(cfg)
@@ -176,15 +170,15 @@ def batch_problems(cfg: MazeTrainConfig) -> list[str]:
             f"trainer.train_batch_size={trainer.train_batch_size} is not a multiple of "
             f"trainer.policy_mini_batch_size={trainer.policy_mini_batch_size}"
         )
-    if cfg.data.mazes.train.count < trainer.train_batch_size:
+    if (rows := task.of(cfg).rows(cfg)) < trainer.train_batch_size:
         problems.append(
-            f"data.mazes.train.count={cfg.data.mazes.train.count} gives no full batch of "
+            f"the training set has {rows} row(s), which give no full batch of "
             f"trainer.train_batch_size={trainer.train_batch_size}"
         )
     return problems
 
 
-def _group_problems(cfg: MazeTrainConfig) -> list[str]:
+def _group_problems(cfg: TrainConfig) -> list[str]:
     from skyrl_maze.advantages import ESTIMATOR  # not at the top: it makes SkyRL and vLLM talk
 
     if cfg.generator.n_samples_per_prompt > 1 or cfg.trainer.algorithm.advantage_estimator != ESTIMATOR:
@@ -195,7 +189,7 @@ def _group_problems(cfg: MazeTrainConfig) -> list[str]:
     ]
 
 
-def _adapter_problems(cfg: MazeTrainConfig) -> list[str]:
+def _adapter_problems(cfg: TrainConfig) -> list[str]:
     trainer, lora = cfg.trainer, cfg.trainer.policy.model.lora
     if lora.rank == 0:
         return []

@@ -1,4 +1,4 @@
-"""What is looked at before anything starts: packages, GPUs, folders, and whether the mazes can be solved."""
+"""What is looked at before anything starts: packages, GPUs, folders, and whether the model fits."""
 
 import contextlib
 import importlib.util
@@ -11,13 +11,13 @@ from typing import Any
 
 import filelock
 
-from skyrl_maze import dataset
+from skyrl_maze import task
 from skyrl_maze.adapter import adapter_problems
 from skyrl_maze.chat import ChatFormat
 from skyrl_maze.errors import ConfigError, NotReadyError, SetupError
 from skyrl_maze.faults import cause_of
 from skyrl_maze.nodes import joined, known
-from skyrl_maze.settings import MazeTrainConfig, needed_gpus
+from skyrl_maze.settings import TrainConfig, needed_gpus
 
 _NEEDED_BYTES = 1_000_000_000
 _SHOWN = 5
@@ -32,7 +32,7 @@ def check_engine() -> None:
         )
 
 
-def check_device(cfg: MazeTrainConfig) -> None:
+def check_device(cfg: TrainConfig) -> None:
     """Raise SetupError if the run and the machine or cluster do not fit together."""
     import torch
 
@@ -66,11 +66,11 @@ def _cluster_gpus() -> int | None:
         return sum(node.gpus for node in known()[0]) if found else None
 
 
-def make_folders(cfg: MazeTrainConfig) -> None:
+def make_folders(cfg: TrainConfig) -> None:
     """Create what the run writes to; raise SetupError where that is not allowed or there is no room."""
     trainer = cfg.trainer
-    paths = (cfg.run.root, cfg.data.mazes.folder, trainer.ckpt_path, trainer.export_path, trainer.log_path)
-    for path in paths:
+    run = (cfg.run.root, trainer.ckpt_path, trainer.export_path, trainer.log_path)
+    for path in (*run, *task.of(cfg).folders(cfg)):
         if "://" in path:
             continue  # a cloud address, which SkyRL writes by itself
         folder = Path(path)
@@ -109,7 +109,7 @@ def sole_run(root: Path) -> Iterator[None]:
         lock.release()
 
 
-def check_budget(cfg: MazeTrainConfig) -> list[str]:
+def check_budget(cfg: TrainConfig) -> list[str]:
     """Raise SetupError if the longest episode does not fit the engine's limits.
 
     Returns:
@@ -152,7 +152,7 @@ def _absent(path: str) -> str:
     return f"there is no model in {path} here" if Path(path).is_absolute() and not Path(path).is_dir() else ""
 
 
-def check_adapter(cfg: MazeTrainConfig) -> list[str]:
+def check_adapter(cfg: TrainConfig) -> list[str]:
     """Raise ConfigError if the LoRA settings give this model matrices that the engines would ignore, or none.
 
     Returns:
@@ -171,16 +171,16 @@ def check_adapter(cfg: MazeTrainConfig) -> list[str]:
     return []
 
 
-def _lora_names(cfg: MazeTrainConfig) -> dict[str, Any]:
+def _lora_names(cfg: TrainConfig) -> dict[str, Any]:
     lora = cfg.trainer.policy.model.lora
     return {"target_modules": lora.target_modules, "exclude_modules": lora.exclude_modules}
 
 
-def _lora_title(cfg: MazeTrainConfig) -> str:
+def _lora_title(cfg: TrainConfig) -> str:
     return f"these LoRA settings do not work for {cfg.trainer.policy.model.path}: {_lora_names(cfg)}"
 
 
-def adapter_shapes(cfg: MazeTrainConfig) -> dict[str, tuple[int, ...]]:
+def adapter_shapes(cfg: TrainConfig) -> dict[str, tuple[int, ...]]:
     """The shape of each LoRA matrix that the run would train, by PEFT's name.
 
     Raises:
@@ -208,17 +208,3 @@ def adapter_shapes(cfg: MazeTrainConfig) -> dict[str, tuple[int, ...]]:
         raise ConfigError(f"{_lora_title(cfg)}: {cause_of(error)}") from error
     matrices = ((n, p.shape) for n, p in tuned.named_parameters() if "lora_" in n)
     return {name.replace(".default.", "."): tuple(shape) for name, shape in matrices}
-
-
-def ceiling_warnings(cfg: MazeTrainConfig) -> list[str]:
-    """A line if the turn budget keeps some mazes of the evaluation set from being solved at all."""
-    mazes = dataset.mazes_of(cfg.data.mazes.eval)
-    rule, turns = cfg.environment.skyrl_gym.maze.goal_rule, cfg.generator.max_turns
-    solvable = dataset.solvable(mazes, rule, turns)
-    if solvable == len(mazes):
-        return []
-    enough = max(dataset.turns_needed(maze, rule) for maze in mazes)
-    return [
-        f"generator.max_turns={turns} lets at most {solvable} of {len(mazes)} evaluation mazes be solved "
-        f"({solvable / len(mazes):.1%}); {enough} turns allow all"
-    ]

@@ -3,17 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from skyrl.train.config.config import (
-    BaseConfig,
-    DataConfig,
-    EnvironmentConfig,
-    GeneratorConfig,
-    SkyRLGymConfig,
-    SkyRLTrainConfig,
-)
+from skyrl.train.config.config import BaseConfig, GeneratorConfig, SkyRLTrainConfig
 
-from skyrl_maze.dataset import MazeSetSpec
-from skyrl_maze.env import MazeConfig
 from skyrl_maze.faults import RolloutConfig
 from skyrl_maze.hang_detection import HangConfig
 
@@ -37,6 +28,8 @@ class AdapterConfig(BaseConfig):
 class RunConfig(BaseConfig):
     """What belongs to the run as a whole, not to one of its parts."""
 
+    task: str = "skyrl_maze.maze_task:MazeTask"
+    """What is trained on, as MODULE:CLASS; see `task.Task`."""
     id: str = "maze"
     """Name of the run: the same id resumes."""
     root: str = "runs/maze"
@@ -63,52 +56,25 @@ class RunConfig(BaseConfig):
 
 
 @dataclass
-class MazeSetsConfig(BaseConfig):
-    """The two maze sets of a run, written as parquet files before it starts."""
-
-    folder: str = "data/mazes"
-    train: MazeSetSpec = field(default_factory=MazeSetSpec)
-    eval: MazeSetSpec = field(default_factory=lambda: MazeSetSpec(name="visgym-easy-64"))
-
-
-@dataclass
-class MazeDataConfig(DataConfig):
-    mazes: MazeSetsConfig = field(default_factory=MazeSetsConfig)
-
-
-@dataclass
-class MazeGymConfig(SkyRLGymConfig):
-    maze: MazeConfig = field(default_factory=MazeConfig)
-
-
-@dataclass
-class MazeEnvironmentConfig(EnvironmentConfig):
-    env_class: str = "maze"
-    skyrl_gym: MazeGymConfig = field(default_factory=MazeGymConfig)
-
-
-@dataclass
-class MazeGeneratorConfig(GeneratorConfig):
+class RolloutGeneratorConfig(GeneratorConfig):
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
 
 
 @dataclass
-class MazeTrainConfig(SkyRLTrainConfig):
-    """SkyRL's config with the sections of this package in it."""
+class TrainConfig(SkyRLTrainConfig):
+    """SkyRL's config with the sections of this package in it; each task adds its own."""
 
     run: RunConfig = field(default_factory=RunConfig)
-    data: MazeDataConfig = field(default_factory=MazeDataConfig)
-    environment: MazeEnvironmentConfig = field(default_factory=MazeEnvironmentConfig)
-    generator: MazeGeneratorConfig = field(default_factory=MazeGeneratorConfig)
+    generator: RolloutGeneratorConfig = field(default_factory=RolloutGeneratorConfig)
 
 
-def policy_ranks(cfg: MazeTrainConfig) -> int:
+def policy_ranks(cfg: TrainConfig) -> int:
     """FSDP ranks of the policy, one a GPU."""
     placement = cfg.trainer.placement
     return int(placement.policy_num_nodes * placement.policy_num_gpus_per_node)
 
 
-def needed_gpus(cfg: MazeTrainConfig) -> int:
+def needed_gpus(cfg: TrainConfig) -> int:
     """GPUs, or on a CPU logical GPUs, that the run's placement groups ask for."""
     placement, algorithm, reference = cfg.trainer.placement, cfg.trainer.algorithm, 0
     if placement.colocate_all:
@@ -118,7 +84,7 @@ def needed_gpus(cfg: MazeTrainConfig) -> int:
     return int(policy_ranks(cfg) + reference + engine_gpus(cfg))
 
 
-def engine_gpus(cfg: MazeTrainConfig) -> int:
+def engine_gpus(cfg: TrainConfig) -> int:
     """GPUs of all rollout engines together."""
     engine = cfg.generator.inference_engine
     parallel = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size

@@ -2,8 +2,8 @@
 
 It needs no hub. Its vision tower takes 8 px patches merged 2x2, so one language token covers 16 px: with
 the `tokens` theme at `cell_px=16` one cell of the maze is one token, as it is for the 8B model at 32 px.
-A short supervised warm-up on episodes of uniformly random moves teaches it to answer in the grammar, and
-nothing about mazes: it starts as a random walker, which is what a policy gradient can begin with.
+A short supervised warm-up on episodes of random answers teaches it to answer in an environment's grammar, and
+nothing about its puzzles: it starts as a random walker, which is what a policy gradient can begin with.
 """
 
 import hashlib
@@ -18,10 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_maze import __version__
-from skyrl_maze.actions import format_action
-from skyrl_maze.env import MazeConfig, MazeEnv
 from skyrl_maze.errors import SetupError
-from skyrl_maze.maze import Move, generate_maze
 
 MODEL_ID = "skyrl-maze/tiny-qwen3-vl"
 PATCH_PX = 8
@@ -103,28 +100,24 @@ def cache_dir() -> Path:
 
 
 def build_tiny_model(
-    env_config: MazeConfig,
-    maze_sizes: Sequence[int],
-    max_turns: int,
-    warm_up: WarmUp | None = None,
+    settings: Any,
+    episodes: Iterator[list[dict[str, Any]]],
+    warm_up: WarmUp,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Build the model once and return its folder; a later call with equal settings finds it there.
 
     Args:
-        env_config: grammar, theme and texts that the model shall answer to.
-        maze_sizes: cells per side, walls included, of the mazes it is warmed up on.
-        max_turns: the turn budget that the task text names; the warm-up plays `warm_up.turns` of it.
+        settings: all that the episodes follow from, as JSON.
+        episodes: what it is taught with, without end; see `random_episodes`.
         warm_up: length and seed of the warm-up.
         progress: called with (steps done, steps in all).
 
     Raises:
         SetupError: the cache cannot be written.
     """
-    warm_up = warm_up or WarmUp()
-    settings = [asdict(env_config), list(maze_sizes), max_turns, asdict(warm_up)]
-    episodes = _random_episodes(env_config, maze_sizes, max_turns, warm_up)
-    return cached("tiny", settings, lambda folder: _build(folder, episodes, warm_up, progress))
+    identity = [settings, asdict(warm_up)]
+    return cached("tiny", identity, lambda folder: _build(folder, episodes, warm_up, progress))
 
 
 def cached(name: str, settings: Any, build: Callable[[Path], None]) -> Path:
@@ -203,19 +196,23 @@ def _build(
     processor.save_pretrained(folder)
 
 
-def _random_episodes(
-    env_config: MazeConfig, maze_sizes: Sequence[int], max_turns: int, warm_up: WarmUp
+def random_episodes(
+    make_env: Callable[[random.Random], Any], answer: Callable[[random.Random], str], warm_up: WarmUp
 ) -> Iterator[list[dict[str, Any]]]:
-    """Chats of uniformly random moves, in the real environment's words and pictures."""
+    """The first `warm_up.turns` turns of random episodes, as chats without end, pictures in them.
+
+    Args:
+        make_env: a skyrl_gym environment, drawn from that generator.
+        answer: a random one in the environment's grammar.
+    """
     rng = random.Random(warm_up.seed)
     while True:
-        maze = generate_maze(rng.choice(maze_sizes), rng.getrandbits(32))
-        env = MazeEnv(env_config, {"maze": maze.to_text(), "max_turns": max_turns})
+        env = make_env(rng)
         chat, _ = env.init([])
         for _ in range(warm_up.turns):
-            answer = format_action(rng.choice(list(Move)), env_config.grammar)
-            chat = [*chat, {"role": "assistant", "content": answer}]
-            step = env.step(answer)
+            said = answer(rng)
+            chat = [*chat, {"role": "assistant", "content": said}]
+            step = env.step(said)
             if step["done"]:
                 break
             chat = [*chat, *step["observations"]]

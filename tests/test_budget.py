@@ -14,14 +14,14 @@ _compat.install()
 
 from transformers import AutoTokenizer  # noqa: E402
 
-from skyrl_maze import tiny  # noqa: E402
+from skyrl_maze import maze_task, tiny  # noqa: E402
 from skyrl_maze.budget import EpisodeBudget, longest_episode  # noqa: E402
 from skyrl_maze.chat import ChatFormat  # noqa: E402
 from skyrl_maze.config import build_config  # noqa: E402
 from skyrl_maze.env import MazeEnv  # noqa: E402
 from skyrl_maze.maze import generate_maze  # noqa: E402
 from skyrl_maze.pictures import take_out  # noqa: E402
-from skyrl_maze.settings import MazeTrainConfig  # noqa: E402
+from skyrl_maze.settings import TrainConfig  # noqa: E402
 from skyrl_maze.vision import PictureReader, vision_tokens  # noqa: E402
 
 budgets = st.builds(
@@ -74,20 +74,20 @@ class Model:
     """Tokenizer and image processor of a model whose words are those of the environment."""
 
     def __init__(self, folder: Path) -> None:
-        episodes = tiny._random_episodes(_config().environment.skyrl_gym.maze, [5], 12, tiny.WarmUp())
+        episodes = maze_task.random_walks(_config().environment.skyrl_gym.maze, [5], 12, tiny.WarmUp())
         tiny.save_random_model(folder, [tiny.texts_of(next(episodes)) for _ in range(32)])
         tokenizer = AutoTokenizer.from_pretrained(folder)
         self.reader = PictureReader(str(folder))
         self.chat = ChatFormat(tokenizer, vision_ids=vision_tokens(tokenizer).banned_ids)
 
-    def budget(self, cfg: MazeTrainConfig) -> EpisodeBudget:
+    def budget(self, cfg: TrainConfig) -> EpisodeBudget:
         return longest_episode(cfg, self.chat, self.reader.tokens)
 
     def tokens(self, messages: list[dict[str, Any]], as_ids: Any) -> int:
         emptied, urls = take_out(messages)
         return len(as_ids(emptied)) + sum(self.reader.tokens(url) - 1 for url in urls)
 
-    def played(self, cfg: MazeTrainConfig, size: int, seed: int, answers: list[str]) -> tuple[int, int]:
+    def played(self, cfg: TrainConfig, size: int, seed: int, answers: list[str]) -> tuple[int, int]:
         """The last prompt and the whole of an episode, each answer as long as it may be."""
         extras = {"maze": generate_maze(size, seed).to_text(), "max_turns": cfg.generator.max_turns}
         env = MazeEnv(cfg.environment.skyrl_gym.maze, extras)
@@ -101,7 +101,7 @@ class Model:
         return prompt, prompt + longest_answer
 
 
-def _config(*overrides: str) -> MazeTrainConfig:
+def _config(*overrides: str) -> TrainConfig:
     return build_config(["+recipe=maze_cpu", *overrides])
 
 
@@ -147,7 +147,7 @@ VARIANTS = {
 
 
 @pytest.fixture(scope="module")
-def variant(model: Model) -> Callable[[str], tuple[MazeTrainConfig, EpisodeBudget]]:
+def variant(model: Model) -> Callable[[str], tuple[TrainConfig, EpisodeBudget]]:
     configs = {name: _config(*overrides) for name, overrides in VARIANTS.items()}
     budgets = {name: (cfg, model.budget(cfg)) for name, cfg in configs.items()}
     return lambda name: budgets[name]  # a table would fill pages where an example fails

@@ -23,7 +23,7 @@ from skyrl_maze.collective import RankView, Reduced  # noqa: E402
 from skyrl_maze.config import build_config  # noqa: E402
 from skyrl_maze.findings import Status  # noqa: E402
 from skyrl_maze.nodes import Answers, Node  # noqa: E402
-from skyrl_maze.settings import MazeTrainConfig  # noqa: E402
+from skyrl_maze.settings import TrainConfig  # noqa: E402
 
 DOCTOR = Path(sysconfig.get_path("scripts")) / "skyrl-maze"
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("MAZE_", "HF_", "RAY_"))}
@@ -275,7 +275,7 @@ def reduced(cluster: cluster_checks.Cluster, **fields: Any) -> cluster_checks.Cl
     return cluster
 
 
-def on_gpus(cfg: MazeTrainConfig) -> MazeTrainConfig:
+def on_gpus(cfg: TrainConfig) -> TrainConfig:
     cfg.run.device = "cuda"
     return cfg
 

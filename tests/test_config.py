@@ -11,7 +11,8 @@ from skyrl_maze.faults import RolloutConfig
 _compat.install()
 
 from skyrl_maze.config import build_config  # noqa: E402
-from skyrl_maze.settings import MazeTrainConfig, needed_gpus, policy_ranks  # noqa: E402
+from skyrl_maze.maze_task import MazeTrainConfig  # noqa: E402
+from skyrl_maze.settings import TrainConfig, needed_gpus, policy_ranks  # noqa: E402
 
 CPU = "+recipe=maze_cpu"
 
@@ -46,7 +47,7 @@ def only_problem(*argv):
 
 
 def test_defaults_lie_below_the_recipe_and_the_recipe_below_the_command_line(recipe):
-    default = MazeTrainConfig()
+    default = TrainConfig()
     chosen = recipe("trainer: {seed: 7, epochs: 5}\ngenerator: {max_turns: 9}")
     cfg = build_config([chosen, "trainer.seed=8"])
     assert default.trainer.seed not in (7, 8)
@@ -298,9 +299,12 @@ def test_all_wrong_settings_are_named_at_once(recipe):
         ("generator.max_turns=0", "generator.max_turns=0: must be from 1 to 10000"),
         (
             "generator.vision_language_generator=false",
-            "generator.vision_language_generator=false: the maze is a ",
+            "generator.vision_language_generator=false: episodes show pic",
         ),
-        ("environment.env_class=gsm8k", "environment.env_class='gsm8k': this entrypoint runs 'maze'"),
+        (
+            "environment.env_class=gsm8k",
+            "environment.env_class='gsm8k': run.task=skyrl_maze.maze_task:MazeTask plays 'maze'",
+        ),
         (
             "trainer.placement.colocate_all=true",
             "trainer.placement.colocate_all=true needs an engine that can sleep",
@@ -328,7 +332,7 @@ def test_all_wrong_settings_are_named_at_once(recipe):
         ("data.mazes.train.seed=-1", "data.mazes.train.seed: cannot draw a maze from seed -1"),
         (
             "data.mazes.train.count=3",
-            "data.mazes.train.count=3 gives no full batch of trainer.train_batch_size=",
+            "the training set has 3 row(s), which give no full batch of trainer.train_batch_size=",
         ),
         (
             "data.mazes.train.name=visgym-easy-64",

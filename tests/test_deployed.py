@@ -27,9 +27,13 @@ from endpoints import (
 )
 from trained_run import ANSWER_TOKENS, CONFIG, MAX_TURNS, RUN, STEP, WARM_UP, make_run, mazes, walk
 
-from skyrl_maze import dataset, deploy, tiny
-from skyrl_maze.maze import Maze, Move
-from skyrl_maze.results import Result, read_result
+from skyrl_maze import _compat, dataset, deploy
+
+_compat.install()
+
+from skyrl_maze import maze_task  # noqa: E402
+from skyrl_maze.maze import Maze, Move  # noqa: E402
+from skyrl_maze.results import Result, read_result  # noqa: E402
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(900)]
 
@@ -46,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> tuple[Pa
     """The folder of a run, and the move that its adapter was taught."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(model_cache))
-        model = tiny.build_tiny_model(CONFIG, [5], MAX_TURNS, WARM_UP)
+        model = maze_task.tiny_model(CONFIG, [5], MAX_TURNS, WARM_UP)
     root = tmp_path_factory.mktemp("deployed") / "run"
     return root, make_run(root, model)
 

@@ -17,7 +17,7 @@ from skyrl_maze import _compat, disk
 
 _compat.install()
 
-from skyrl_maze import fit, tiny  # noqa: E402
+from skyrl_maze import fit, maze_task, tiny  # noqa: E402
 from skyrl_maze.config import build_config, parse_config  # noqa: E402
 from skyrl_maze.errors import ConfigError  # noqa: E402
 from skyrl_maze.findings import Finding, Status  # noqa: E402
@@ -75,7 +75,7 @@ def test_what_is_not_given_is_a_warning_that_names_what_to_give() -> None:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     cfg = build_config(["+recipe=maze_cpu"])
-    episodes = tiny._random_episodes(cfg.environment.skyrl_gym.maze, [5], 12, tiny.WarmUp())
+    episodes = maze_task.random_walks(cfg.environment.skyrl_gym.maze, [5], 12, tiny.WarmUp())
     tiny.save_random_model(folder, [tiny.texts_of(next(episodes)) for _ in range(32)], patch_px=16)
     return folder
 

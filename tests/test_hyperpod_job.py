@@ -23,11 +23,11 @@ import psutil
 import pytest
 from hub_server import COMMIT, Hub, serve
 from hyperpod_gateway import Gateway
-from local_cluster import CLEAN, PATH, free_port, job_client, local_cluster
+from local_cluster import CLEAN, PATH, free_port, job_client, local_cluster, lose
 from manifests import HYPERPOD, ROOT, build
 
 from skyrl_maze.errors import SetupError
-from skyrl_maze.hyperpod.ready import _wait_for_gpus
+from skyrl_maze.hyperpod.ready import _gpus_lacking, _wait_while
 from skyrl_maze.manifests import GPU, container, count, environment, groups_of
 
 REPO = "VisGym/visgym_model"
@@ -168,7 +168,7 @@ def test_waiting_for_another_job_is_bounded(hub: Hub, tmp_path: Path) -> None:
 
 def test_the_wait_ends_when_the_gpus_are_free() -> None:
     states = iter([(0, 0), (4, 4), (6, 2), (6, 6)])
-    _wait_for_gpus(6, 60, lambda: next(states), poll_s=0)
+    _wait_while(lambda: _gpus_lacking(6, *next(states)), 60, poll_s=0)
     assert list(states) == []
 
 
@@ -177,7 +177,7 @@ def test_the_wait_for_gpus_is_bounded(state: tuple[int, int]) -> None:
     with pytest.raises(
         SetupError, match=rf"6 GPU\(s\) are needed, the cluster has {state[0]} and {state[1]} are"
     ):
-        _wait_for_gpus(6, 0.01, lambda: state, poll_s=0.001)
+        _wait_while(lambda: _gpus_lacking(6, *state), 0.01, poll_s=0.001)
 
 
 @pytest.fixture(scope="module")
@@ -209,9 +209,9 @@ def cluster() -> Iterator[str]:
         made.shutdown()
 
 
-def run_ready(address: str, cwd: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+def run_ready(address: str, cwd: Path, *settings: str, wait_s: int = 1) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "skyrl_maze.hyperpod.ready", "--wait-s", "1", "--", *settings],
+        [sys.executable, "-m", "skyrl_maze.hyperpod.ready", "--wait-s", str(wait_s), "--", *settings],
         env={**CLEAN, "RAY_ADDRESS": address},
         cwd=cwd,
         capture_output=True,
@@ -244,6 +244,23 @@ def test_too_few_gpus_are_said(cluster: str, tmp_path: Path) -> None:
     done = run_ready(cluster, tmp_path, "+recipe=maze_1node", f"run.root={tmp_path}")
     assert done.returncode == 75
     assert "8 GPU(s) are needed, the cluster has 6 and 6 are free" in error_of(done)
+
+
+@pytest.mark.slow
+def test_a_node_that_was_lost_a_moment_ago_does_not_count(tmp_path: Path) -> None:
+    small = ["+recipe=maze_cpu", "run.join_cluster=true", f"run.root={tmp_path}/run"]
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
+        local_cluster(Path(folder), CLEAN) as cluster,
+    ):
+        job_client(cluster.dashboard)  # the head is up
+        for _ in range(2):
+            cluster.add_worker(gpus=2)
+        assert run_ready(cluster.gcs, tmp_path, *small).returncode == 0
+        lose(cluster.workers[0])  # Ray takes some seconds to notice
+        done = run_ready(cluster.gcs, tmp_path, *small, wait_s=30)
+        assert done.returncode == 75, done.stdout + done.stderr
+        assert "3 GPU(s) are needed, the cluster has 2 and 2 are free after 3" in error_of(done)
 
 
 @pytest.mark.slow

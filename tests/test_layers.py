@@ -26,7 +26,7 @@ address policies endpoint plan play replay scores report report_page
 demonstrations demo_rows demo_files
 shards adapter merge complete versions batches checkpoints export_plan export_source export remote
 findings manifests manifest_rules manifest_safety manifest_check nodes collective
-_compat cpu deploy tiny stopper schooling mini advantages settings limits config console
+_compat cpu deploy tiny stopper schooling mini advantages settings console task limits config maze_task
 vision budget preflight
 disk fit cluster_checks
 together training_state serving probe applied_lora sharing worker
@@ -37,7 +37,8 @@ lora_export_cli lora_cli demos_cli play_cli report_cli resubmit_cli doctor_cli s
 HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
 MAY_BE_HEAVY = names("""
-stopper schooling advantages settings limits config vision budget preflight disk fit cluster_checks
+stopper schooling advantages settings task limits config maze_task
+vision budget preflight disk fit cluster_checks
 together training_state applied_lora sharing worker
 engine player generator adapter_trainer trainer narrator recorder exporter experiment
 """)

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from skyrl_maze import _compat, dataset
+from skyrl_maze import _compat
 
 _compat.install()
 
-from skyrl_maze import preflight, tiny  # noqa: E402
+from skyrl_maze import maze_task, preflight, tiny  # noqa: E402
 from skyrl_maze.config import build_config  # noqa: E402
 from skyrl_maze.errors import ConfigError, NotReadyError, SetupError  # noqa: E402
-from skyrl_maze.settings import MazeTrainConfig, needed_gpus, policy_ranks  # noqa: E402
+from skyrl_maze.settings import TrainConfig, needed_gpus, policy_ranks  # noqa: E402
 
 
-def _config(recipe: str, *overrides: str) -> MazeTrainConfig:
+def _config(recipe: str, *overrides: str) -> TrainConfig:
     return build_config([f"+recipe={recipe}", *overrides])
 
 
@@ -133,18 +133,6 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
     ]
 
 
-def test_a_budget_below_the_longest_path_is_warned_of() -> None:
-    assert preflight.ceiling_warnings(_config("maze")) == []
-    [warning] = preflight.ceiling_warnings(_config("maze", "generator.max_turns=15"))
-    assert warning == (
-        "generator.max_turns=15 lets at most 50 of 64 evaluation mazes be solved (78.1%); 17 turns allow all"
-    )
-    cfg = _config("maze_cpu")
-    assert preflight.ceiling_warnings(cfg) == []
-    longest = max(dataset.turns_needed(m, "reach") for m in dataset.mazes_of(cfg.data.mazes.eval))
-    assert longest <= cfg.generator.max_turns
-
-
 _ENGINE = "generator.inference_engine.engine_init_kwargs"
 
 
@@ -152,7 +140,7 @@ _ENGINE = "generator.inference_engine.engine_init_kwargs"
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     cfg = _config("maze_cpu")
-    episodes = tiny._random_episodes(cfg.environment.skyrl_gym.maze, [5], 12, tiny.WarmUp())
+    episodes = maze_task.random_walks(cfg.environment.skyrl_gym.maze, [5], 12, tiny.WarmUp())
     tiny.save_random_model(folder, [tiny.texts_of(next(episodes)) for _ in range(32)])
     return folder
 

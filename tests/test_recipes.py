@@ -47,6 +47,36 @@ def write(tmp_path):
     return write
 
 
+# --- in a package
+
+
+def test_a_recipe_in_a_package_is_found_and_extends_others(tmp_path, monkeypatch):
+    package = tmp_path / "boxes"
+    package.mkdir()
+    (package / "below.yaml").write_text("extends: _stack_cpu\nrun: {id: below, warm_up_steps: 7}\n")
+    (package / "small-boxes.yaml").write_text("extends: below.yaml\nrun: {id: boxes}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = recipes.read_settings(["+recipe=boxes:small-boxes", "generator.max_turns=3"])
+    assert (settings["run"]["id"], settings["run"]["warm_up_steps"]) == ("boxes", 7)
+    assert settings["trainer"]["train_batch_size"] == 4
+    assert refusal("+recipe=boxes:small_boxes") == (
+        "no recipe 'small_boxes' in the package boxes; did you mean 'small-boxes'?; it has: below, small-boxes"
+    )
+
+
+@pytest.mark.parametrize("name", ["nowhere:x", "nowhere.at.all:x"])
+def test_a_package_that_is_not_there_is_named(name):
+    said = refusal(f"+recipe={name}")
+    assert said.startswith(
+        f"no recipe '{name}': {name.partition(':')[0]} cannot be imported (No module named"
+    )
+
+
+@pytest.mark.parametrize("name", ["../x:y", "a/b:c", "boxes:../secret", "boxes:"])
+def test_no_path_leaves_a_package(name):
+    assert refusal(f"+recipe={name}").startswith(f"no recipe {name!r}")
+
+
 # --- the shipped ones
 
 
@@ -177,7 +207,7 @@ def test_the_three_ways_to_write_a_path(write, monkeypatch, tmp_path):
 def test_an_unknown_recipe_is_refused_with_the_closest():
     assert refusal("+recipe=maze_gpu") == (
         f"no recipe 'maze_gpu'; did you mean 'maze_cpu'?; shipped: {', '.join(recipes.names())}; "
-        "or give the path of a .yaml file"
+        "or give the path of a .yaml file, or PACKAGE:NAME"
     )
 
 

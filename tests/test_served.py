@@ -22,7 +22,7 @@ from skyrl.train.generators.base import BatchMetadata, TrajectoryID  # noqa: E40
 from transformers import AutoTokenizer  # noqa: E402
 
 from benchmarks.generator import MAX_MODEL_LEN, server  # noqa: E402
-from skyrl_maze import cli, dataset, tiny  # noqa: E402
+from skyrl_maze import cli, dataset, maze_task, tiny  # noqa: E402
 from skyrl_maze.env import MazeConfig, register  # noqa: E402
 from skyrl_maze.evaluate import figures  # noqa: E402
 from skyrl_maze.faults import RolloutConfig  # noqa: E402
@@ -56,7 +56,7 @@ def mazes() -> list[Maze]:
 def model(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(model_cache))
-        built = tiny.build_tiny_model(CONFIG, [5], MAX_TURNS, tiny.WarmUp(steps=100, turns=MAX_TURNS))
+        built = maze_task.tiny_model(CONFIG, [5], MAX_TURNS, tiny.WarmUp(steps=100, turns=MAX_TURNS))
     folder = tmp_path_factory.mktemp("served")
     (folder / "model").symlink_to(built)
     return folder / "model"

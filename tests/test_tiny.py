@@ -5,11 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from skyrl_maze import tiny
-from skyrl_maze.actions import ParseFailure, parse_action
-from skyrl_maze.env import MazeConfig, MazeEnv
-from skyrl_maze.errors import SetupError
-from skyrl_maze.maze import generate_maze
+from skyrl_maze import _compat
+
+_compat.install()
+
+from skyrl_maze import maze_task, tiny  # noqa: E402
+from skyrl_maze.actions import ParseFailure, parse_action  # noqa: E402
+from skyrl_maze.env import MazeConfig, MazeEnv  # noqa: E402
+from skyrl_maze.errors import SetupError  # noqa: E402
+from skyrl_maze.maze import generate_maze  # noqa: E402
 
 CONFIG = MazeConfig(theme="tokens", cell_px=16, grammar="keyword", goal_rule="reach")
 SHORT = tiny.WarmUp(steps=2, episodes_per_step=2, turns=2)
@@ -32,22 +36,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_built_once_and_found_again(cache: Path) -> None:
     steps = []
-    first = tiny.build_tiny_model(
+    first = maze_task.tiny_model(
         CONFIG, [5], 4, SHORT, progress=lambda step, total: steps.append((step, total))
     )
     assert steps == [(1, 2), (2, 2)]
-    again = tiny.build_tiny_model(CONFIG, [5], 4, SHORT, progress=lambda *_: pytest.fail("built twice"))
+    again = maze_task.tiny_model(CONFIG, [5], 4, SHORT, progress=lambda *_: pytest.fail("built twice"))
     assert again == first
-    assert tiny.build_tiny_model(CONFIG, [7], 4, SHORT) != first, "other settings, other model"
+    assert maze_task.tiny_model(CONFIG, [7], 4, SHORT) != first, "other settings, other model"
     assert {path.name for path in (cache / "skyrl_maze").iterdir()} >= {first.name}
     assert not list((cache / "skyrl_maze").glob(".tiny-*")), "no scratch folder is left"
 
 
 @pytest.mark.slow
 def test_a_damaged_model_is_built_anew(cache: Path) -> None:
-    folder = tiny.build_tiny_model(CONFIG, [5], 4, SHORT)
+    folder = maze_task.tiny_model(CONFIG, [5], 4, SHORT)
     (folder / "model.safetensors").unlink()
-    assert tiny.build_tiny_model(CONFIG, [5], 4, SHORT) == folder
+    assert maze_task.tiny_model(CONFIG, [5], 4, SHORT) == folder
     assert (folder / "model.safetensors").is_file()
 
 
@@ -55,7 +59,7 @@ def test_a_damaged_model_is_built_anew(cache: Path) -> None:
 def test_a_cache_that_cannot_be_written_is_said(cache: Path) -> None:
     (cache / "skyrl_maze").write_text("in the way", encoding="utf-8")
     with pytest.raises(SetupError, match=r"cannot keep the tiny model in .*set XDG_CACHE_HOME"):
-        tiny.build_tiny_model(CONFIG, [5], 4, SHORT)
+        maze_task.tiny_model(CONFIG, [5], 4, SHORT)
 
 
 @pytest.mark.slow
@@ -64,7 +68,7 @@ def test_the_same_settings_give_the_same_weights(tmp_path: Path, monkeypatch: py
     for name in ("a", "b"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
         state = torch.random.get_rng_state()
-        folder = tiny.build_tiny_model(CONFIG, [5], 4, SHORT)
+        folder = maze_task.tiny_model(CONFIG, [5], 4, SHORT)
         assert torch.equal(state, torch.random.get_rng_state()), "the global generator is left as it was"
         weights.append((folder / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
@@ -77,7 +81,7 @@ def test_a_failed_build_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(tiny, "_teach_format", fail)
     with pytest.raises(RuntimeError, match="no warm-up today"):
-        tiny.build_tiny_model(CONFIG, [5], 4, SHORT)
+        maze_task.tiny_model(CONFIG, [5], 4, SHORT)
     assert not list((cache / "skyrl_maze").iterdir())
 
 
@@ -85,7 +89,7 @@ def test_a_failed_build_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPa
 def test_one_cell_is_one_token_and_the_warmed_up_model_answers(cache: Path) -> None:
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    folder = tiny.build_tiny_model(CONFIG, [5], 12)
+    folder = maze_task.tiny_model(CONFIG, [5], 12)
     processor = AutoProcessor.from_pretrained(folder)
     model = AutoModelForImageTextToText.from_pretrained(folder).eval()
     assert sum(p.numel() for p in model.parameters()) < 1_000_000
@@ -105,7 +109,7 @@ def test_one_cell_is_one_token_and_the_warmed_up_model_answers(cache: Path) -> N
 
 @pytest.mark.slow
 def test_only_the_answers_carry_a_label() -> None:
-    episodes = tiny._random_episodes(CONFIG, [5], 4, SHORT)
+    episodes = maze_task.random_walks(CONFIG, [5], 4, SHORT)
     chats = [next(episodes) for _ in range(3)]
     processor = tiny.make_processor([tiny.texts_of(chat) for chat in chats])
     batch = tiny._batch(processor, chats)
@@ -128,13 +132,13 @@ def test_without_steps_the_model_is_untrained(cache: Path) -> None:
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     untrained = tiny.WarmUp(steps=0)
-    folder = tiny.build_tiny_model(CONFIG, [5], 4, untrained, progress=lambda *_: pytest.fail("trained"))
+    folder = maze_task.tiny_model(CONFIG, [5], 4, untrained, progress=lambda *_: pytest.fail("trained"))
     model = AutoModelForImageTextToText.from_pretrained(folder)
     torch.manual_seed(untrained.seed)
     fresh = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder))
     found = model.state_dict()
     assert all(torch.equal(found[name], value) for name, value in fresh.state_dict().items())
-    assert tiny.build_tiny_model(CONFIG, [5], 4, SHORT) != folder, "the steps are part of its name"
+    assert maze_task.tiny_model(CONFIG, [5], 4, SHORT) != folder, "the steps are part of its name"
 
 
 @pytest.mark.parametrize("patch_px", [tiny.PATCH_PX, 16])
