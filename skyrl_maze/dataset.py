@@ -181,8 +181,8 @@ def write_rows(path: Path, table_rows: list[dict[str, Any]]) -> None:
         write_whole(path, lambda file: pq.write_table(pa.Table.from_pylist(table_rows), file))
     except OSError as error:
         raise DatasetError(
-            f"cannot write the maze set {path}: {error.strerror or error}; "
-            "free space or give another place with data.mazes.folder=..."
+            f"cannot write the data set {path}: {error.strerror or error}; "
+            "free space, or give another folder in the recipe's section data"
         ) from error
 
 

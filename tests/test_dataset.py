@@ -298,8 +298,8 @@ def test_a_failed_write_leaves_nothing_and_says_where(tmp_path, monkeypatch, two
         with pytest.raises(DatasetError) as caught:
             write_rows(tmp_path / "mazes.parquet", two_rows)
     assert str(caught.value) == (
-        f"cannot write the maze set {tmp_path / 'mazes.parquet'}: {os.strerror(code)}; "
-        "free space or give another place with data.mazes.folder=..."
+        f"cannot write the data set {tmp_path / 'mazes.parquet'}: {os.strerror(code)}; "
+        "free space, or give another folder in the recipe's section data"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -345,7 +345,7 @@ def test_a_killed_writer_leaves_no_file_of_that_name(tmp_path, two_rows):
 def test_a_folder_that_cannot_be_is_refused(tmp_path, two_rows):
     (tmp_path / "file").touch()
     with pytest.raises(
-        DatasetError, match=r"cannot write the maze set .*mazes.parquet: (File exists|Not a directory); "
+        DatasetError, match=r"cannot write the data set .*mazes.parquet: (File exists|Not a directory); "
     ):
         write_rows(tmp_path / "file" / "mazes.parquet", two_rows)
 
