@@ -160,3 +160,12 @@ def job_client(address: str) -> Any:
             if time.monotonic() > deadline_s:
                 raise
             time.sleep(1)
+
+
+def wait_for_job(client: Any, job: str, limit_s: float = 600) -> str:
+    """The state that a job ended in."""
+    deadline_s = time.monotonic() + limit_s
+    while not (status := client.get_job_status(job)).is_terminal():
+        assert time.monotonic() < deadline_s, client.get_job_logs(job)
+        time.sleep(1)
+    return str(status.value)

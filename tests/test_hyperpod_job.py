@@ -23,7 +23,7 @@ import psutil
 import pytest
 from hub_server import COMMIT, Hub, serve
 from hyperpod_gateway import Gateway
-from local_cluster import CLEAN, PATH, free_port, job_client, local_cluster, lose
+from local_cluster import CLEAN, PATH, free_port, job_client, local_cluster, lose, wait_for_job
 from manifests import HYPERPOD, ROOT, build
 
 from skyrl_maze.errors import SetupError
@@ -360,14 +360,6 @@ def test_a_job_that_is_stopped_while_it_waits_ends_at_once(cluster: str, tmp_pat
         assert job.wait(timeout=30) == 143
     _, alive = psutil.wait_procs(children, timeout=10)
     assert alive == []
-
-
-def wait_for_job(client: Any, job: str, limit_s: float = 600) -> str:
-    deadline_s = time.monotonic() + limit_s
-    while not (status := client.get_job_status(job)).is_terminal():
-        assert time.monotonic() < deadline_s, client.get_job_logs(job)
-        time.sleep(1)
-    return str(status.value)
 
 
 @dataclass(frozen=True)

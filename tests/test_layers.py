@@ -53,7 +53,7 @@ PURE = [name for name in (*BEFORE_TRAINER, *COMMANDS) if name not in ("_compat",
 TOPICS = names("""
 layers packaging bootstrap rehearsal served docs benchmarks report_browser
 hyperpod_job hyperpod_submit lost_worker observability deployed
-site troubleshooting public
+site troubleshooting public sliding_puzzle
 """)
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
 

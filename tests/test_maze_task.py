@@ -39,7 +39,7 @@ def test_the_longest_messages_show_the_largest_maze_in_every_kind_of_turn():
     longest = TASK.longest_messages(cfg)
     texts = [message["content"][1]["text"] for messages in longest.observations for message in messages]
     assert "9 by 9 cells" in longest.opening[-1]["content"][1]["text"]
-    assert len(texts) == 10
+    assert len(texts) == 9, "four moves, all of them at once, and four that are not understood"
     assert len(set(texts)) > 4
 
 

@@ -60,7 +60,8 @@ def test_a_recipe_in_a_package_is_found_and_extends_others(tmp_path, monkeypatch
     assert (settings["run"]["id"], settings["run"]["warm_up_steps"]) == ("boxes", 7)
     assert settings["trainer"]["train_batch_size"] == 4
     assert refusal("+recipe=boxes:small_boxes") == (
-        "no recipe 'small_boxes' in the package boxes; did you mean 'small-boxes'?; it has: below, small-boxes"
+        "no recipe 'small_boxes' in the package boxes; did you mean 'small-boxes'?; "
+        "it has: below, small-boxes"
     )
 
 

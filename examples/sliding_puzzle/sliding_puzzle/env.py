@@ -16,8 +16,8 @@ from sliding_puzzle.puzzle import SLIDES, Board
 ENV_ID = "sliding_puzzle"
 _ANSWER = re.compile(rf"\s*<slide>({'|'.join(SLIDES)})</slide>\s*")
 _TASK = (
-    "The picture shows a sliding puzzle of {size} by {size} cells: numbered tiles and one white gap. Move the gap "
-    "until the tiles are in their order, row by row, with the gap in the last cell.\n\n"
+    "The picture shows a sliding puzzle of {size} by {size} cells: numbered tiles and one white gap. "
+    "Move the gap until the tiles are in their order, row by row, with the gap in the last cell.\n\n"
     "Each turn shows you the board as it is then. Answer with one of {answers}: that way the gap moves. "
     "You have {max_turns} turns."
 )
@@ -45,7 +45,7 @@ class SlidingPuzzleEnv(BaseTextEnv):
 
     Args:
         env_config: a `SlidingPuzzleConfig`; None for the defaults.
-        extras: the row's other columns: `board`, see `Board.to_text`, and `max_turns`, which the generator adds.
+        extras: the row's other columns: `board`, see `Board.to_text`, and `max_turns` from the generator.
     """
 
     def __init__(
