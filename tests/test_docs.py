@@ -14,7 +14,15 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "hyperpod/README.md")),
+    *(
+        ROOT / name
+        for name in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "hyperpod/README.md",
+            "examples/sliding_puzzle/README.md",
+        )
+    ),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 
@@ -45,6 +53,8 @@ ELSEWHERE = {
     "skyrl-maze compare results/compass-mini runs/maze-mini/evaluations/step-00000040": "test_play_cli.py",
     "python benchmarks/generator.py --turns 20": "test_benchmarks.py",
     "kubectl kustomize hyperpod/overlays/published": "test_hyperpod.py",
+    ".venv/bin/uv pip install --no-deps --editable examples/sliding_puzzle": "test_sliding_puzzle.py",
+    ".venv/bin/skyrl.entrypoints.main_base +recipe=sliding_puzzle:cpu": "test_sliding_puzzle.py",
     f"skyrl-maze doctor {OVERLAYS}": "test_doctor_cli.py",
     "kubectl kustomize hyperpod/overlays/published | skyrl-maze doctor - --json": "test_doctor_cli.py",
     "python benchmarks/lora.py": "test_benchmarks.py",
@@ -62,7 +72,7 @@ ELSEWHERE = {
 
 
 # Fence -> what becomes of it. Whatever else would hold code is refused.
-RUN, NOT_RUN, PLAIN = {"sh", "python", "yaml"}, {"console", "py"}, {"text", ""}
+RUN, NOT_RUN, PLAIN = {"sh", "python", "yaml"}, {"console", "py", "dockerfile"}, {"text", ""}
 NEEDS = "# needs "
 CODE = re.compile(r"(?:\$ |import \w|from [\w.]+ import )")
 
@@ -89,8 +99,17 @@ def _blocks_of(page: Path) -> list[Block]:
 BLOCKS = [block for page in PAGES for block in _blocks_of(page)]
 
 
+def _quoted_file(block: Block) -> Path | None:
+    """The file of the checkout that a block's first line names, as what it shows a part of."""
+    named = re.match(r"# ([\w./-]+)\n", block.text)
+    return ROOT / named[1] if named and (ROOT / named[1]).is_file() else None
+
+
+QUOTING = [block for block in BLOCKS if _quoted_file(block)]
+
+
 def _blocks(language: str) -> list[Block]:
-    return [block for block in BLOCKS if block.language == language]
+    return [block for block in BLOCKS if block.language == language and not _quoted_file(block)]
 
 
 def _commands(block: Block) -> list[str]:
@@ -185,6 +204,26 @@ def test_the_hooks_of_git_can_be_installed(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / ".git/hooks/pre-commit").is_file()
+
+
+@pytest.mark.parametrize("block", QUOTING, ids=str)
+def test_what_is_quoted_is_there(block: Block) -> None:
+    file = _quoted_file(block)
+    assert file is not None
+    assert block.text.partition("\n")[2] in file.read_text(encoding="utf-8")
+
+
+def test_the_tutorial_tells_how_long_its_files_are() -> None:
+    page = (ROOT / "docs/your-own-environment.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*`) \| .* \| ([\d, ]+) \|$", page, re.MULTILINE)
+    said = {
+        name: int(n)
+        for names, ns in rows
+        for name, n in zip(re.findall(r"`(.*?)`", names), ns.split(","), strict=True)
+    }
+    folder = ROOT / "examples/sliding_puzzle/sliding_puzzle"
+    assert said == {name: len((folder / name).read_text().splitlines()) for name in said}
+    assert len(said) == 6
 
 
 @pytest.mark.parametrize("block", _blocks("python"), ids=str)

@@ -251,7 +251,7 @@ def test_a_node_that_was_lost_a_moment_ago_does_not_count(tmp_path: Path) -> Non
     small = ["+recipe=maze_cpu", "run.join_cluster=true", f"run.root={tmp_path}/run"]
     with (
         tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
-        local_cluster(Path(folder), CLEAN) as cluster,
+        local_cluster(Path(folder), {**CLEAN, "PATH": PATH}) as cluster,
     ):
         job_client(cluster.dashboard)  # the head is up
         for _ in range(2):

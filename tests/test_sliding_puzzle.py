@@ -3,6 +3,10 @@
 import base64
 import io
 import json
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -188,7 +192,25 @@ def test_the_manifests_fit_its_recipe_as_they_are() -> None:
     assert [finding.name for finding in findings if finding.status is Status.FAIL] == []
 
 
-# --- on a cluster
+# --- installed, and on a cluster
+
+
+@pytest.mark.slow
+def test_its_package_can_be_installed_and_its_recipe_is_found(tmp_path: Path) -> None:
+    scripts = Path(sys.executable).parent
+    source = shutil.copytree(EXAMPLE, tmp_path / "source")  # building writes beside it
+    install = [scripts / "uv", "pip", "install", "--no-deps", "--python", sys.executable]
+    done = subprocess.run([*install, "--target", tmp_path / "site", source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shown = subprocess.run(
+        [scripts / "skyrl-maze", "recipes", "show", "sliding_puzzle:gpu"],
+        env={**CLEAN, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), CLEAN.get("PYTHONPATH", "")])},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert yaml.safe_load(shown.stdout)["run"]["task"] == "sliding_puzzle.task:SlidingPuzzleTask"
 
 
 @pytest.mark.rehearsal
