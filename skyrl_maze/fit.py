@@ -3,6 +3,7 @@
 import copy
 import functools
 import importlib.metadata
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from skyrl_maze.faults import cause_of
 from skyrl_maze.findings import Finding, Status, judged, passed, warned
 from skyrl_maze.limits import batch_problems, folder_problems, impossible, skyrl_problems
 from skyrl_maze.manifest_check import problems
-from skyrl_maze.manifest_safety import policy_of
+from skyrl_maze.manifest_safety import policy_problems
 from skyrl_maze.manifests import (
     GPU,
     SHARED,
@@ -89,6 +90,8 @@ def settings_of(
     run_id, shared = said.get("MAZE_RUN_ID"), said.get("MAZE_SHARED", SHARED)
     run = [f"run.id='{run_id}'", f"run.root={shared}/runs/{run_id}"] if run_id else []
     again = {override.partition("=")[0] for override in overrides}
+    if run_id and "run.id" in again:  # as if MAZE_RUN_ID had said it
+        run = [f"run.root={shared}/runs/${{run.id}}"]
     theirs = [*run, *said.get("MAZE_OVERRIDES", "").split()]
     return [f"+recipe={name}", *(t for t in theirs if t.partition("=")[0] not in again), *overrides]
 
@@ -214,9 +217,21 @@ def serving(plan: Plan) -> Finding:
             if isinstance(pictures, int) and pictures < turns:
                 found.append(f"limit_mm_per_prompt.image is {pictures} and an episode shows {turns}")
             fine.append(f"max_lora_rank {most} for adapters of rank {rank}")
+    fine += [f"Deployment {server} takes its limits from the adapter" for server in _servers(plan)]
     if not found and not fine:
-        return warned("serving", "no RayService is given", "give hyperpod/overlays/serving as well")
+        give = "give hyperpod/overlays/serving or serving-vllm as well, whichever you will apply"
+        return warned("serving", "neither a RayService nor a server of vLLM is given", give)
     return judged("serving", found, fix, "; ".join(fine))
+
+
+def _servers(plan: Plan) -> list[str]:
+    """Names of the Deployments that run `skyrl-maze serve`."""
+    return [
+        thing["metadata"]["name"]
+        for thing in plan.of_kind("Deployment")
+        for entry in entries(thing, "spec", "template", "spec", "containers")
+        if isinstance(args := entry.get("args"), list) and args[:2] == ["skyrl-maze", "serve"]
+    ]
 
 
 def ray_versions(plan: Plan) -> Finding:
@@ -245,6 +260,22 @@ def image(plan: Plan) -> Finding:
         return passed("image", ", ".join(sorted(images)) or "none")
     fix = f"see that it holds skyrl_maze {skyrl_maze.__version__}, or what was checked here is not what runs"
     return warned("image", ", ".join(others), fix)
+
+
+def placeholders(plan: Plan) -> Finding:
+    """Accounts, file systems and buckets that are those of the shipped examples."""
+    found = [
+        f"{thing['kind']} {thing['metadata']['name']}: {', '.join(left)}"
+        for thing in plan.things
+        if (left := sorted(set(re.findall(_EXAMPLES, json.dumps(thing)))))
+    ]
+    if found:
+        fix = "put your own into hyperpod/settings/settings.yaml, a bucket into application.yaml"
+        return Finding("placeholders", Status.WARN, tuple(found), fix)
+    return passed("placeholders", "no account, file system or bucket of the examples is left")
+
+
+_EXAMPLES = r"\b111122223333\b|\b(?:fs|subnet|sg)-0123456789abcdef0\b|s3://BUCKET"
 
 
 def disk(plan: Plan) -> Finding:
@@ -277,13 +308,14 @@ def doors(plan: Plan) -> Finding:
     """A network policy that is given must be about the pods of the run."""
     if not plan.of_kind("NetworkPolicy"):
         return warned("access", "no NetworkPolicy is given", "give hyperpod/overlays/access as well")
-    things = list(plan.things)
-    open_ones = [f"{t['kind']} {t['metadata']['name']}" for t in things if not policy_of(things, t)]
-    found = [
-        f"{name} has pods that no NetworkPolicy chooses: whoever reaches them can run code"
-        for name in open_ones
-    ]
-    return judged("access", found, "label the pods as the policy selects them", "every pod has its policy")
+    policies = plan.of_kind("NetworkPolicy")
+    said = {
+        f"{thing['kind']} {thing['metadata']['name']} {problem}": None  # once for all pods of a thing
+        for thing in plan.things
+        for problem in policy_problems(policies, thing)
+    }
+    fix = "label the pods as the policies select them, or add them to hyperpod/overlays/access/network.yaml"
+    return judged("access", list(said), fix, "every pod has its policy")
 
 
 def ceiling(plan: Plan) -> Finding:
@@ -296,7 +328,7 @@ def ceiling(plan: Plan) -> Finding:
 Check = Callable[[Plan], Finding]
 CHECKS: Sequence[Check] = (
     *(manifest_rules, settings, batches, gpus, folders, context, ceiling, adapter, serving),
-    *(ray_versions, image, disk, doors),
+    *(ray_versions, image, placeholders, disk, doors),
 )
 
 
