@@ -4,7 +4,9 @@ import copy
 import functools
 import importlib.metadata
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from skyrl_maze.manifest_check import problems
 from skyrl_maze.manifest_safety import policy_problems
 from skyrl_maze.manifests import (
     GPU,
+    RAY,
     SHARED,
     TRAINING,
     Object,
@@ -32,6 +35,8 @@ from skyrl_maze.manifests import (
     entries,
     environment,
     groups_of,
+    instance,
+    instances,
     mapping,
     mounts,
     quantity,
@@ -136,6 +141,24 @@ def gpus(plan: Plan) -> Finding:
         found.append(f"policy_num_nodes={nodes} and the manifest has {sum(map(replicas, workers))} worker(s)")
     fix = "set workers and worker-gpu in run.yaml, or trainer.placement and num_engines, so that all agree"
     return judged("gpus", found, fix, f"{there} in the manifest, {engines} for engines, {ranks} ranks")
+
+
+def hardware(plan: Plan) -> Finding:
+    """How many nodes of each type all that is given takes at once; how many there are is not known here."""
+    gpus_of, known = Counter[str](), instances()
+    for thing in plan.of_kind(*RAY):
+        for group in groups_of(thing):
+            gpus_of[instance(group)] += replicas(group) * count(group, GPU)
+    for thing in plan.of_kind("Deployment"):
+        group = {"replicas": 1, **mapping(thing, "spec")}
+        gpus_of[instance(group)] += replicas(group) * count(group, GPU)
+    nodes = {
+        kind: max(1, math.ceil(gpus / (known[kind]["gpu"] or 1)))
+        for kind, gpus in gpus_of.items()
+        if kind in known
+    }
+    said = ", ".join(f"{number} x {kind}" for kind, number in sorted(nodes.items())) or "none that is known"
+    return passed("hardware", f"at least {said} for everything given at once")
 
 
 def folders(plan: Plan) -> Finding:
@@ -327,7 +350,7 @@ def ceiling(plan: Plan) -> Finding:
 
 Check = Callable[[Plan], Finding]
 CHECKS: Sequence[Check] = (
-    *(manifest_rules, settings, batches, gpus, folders, context, ceiling, adapter, serving),
+    *(manifest_rules, settings, batches, gpus, hardware, folders, context, ceiling, adapter, serving),
     *(ray_versions, image, placeholders, disk, doors),
 )
 

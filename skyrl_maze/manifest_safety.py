@@ -15,7 +15,8 @@ DOORS = {
     "kuberay-operator": DASHBOARD_PORT,
     "hyperpod-observability": METRICS_PORT,
 }
-_NAMESPACE = "kubernetes.io/metadata.name"
+KUBERAY = "kuberay-operator"
+_NAMESPACE, _NAME = "kubernetes.io/metadata.name", "app.kubernetes.io/name"
 
 
 def security_problems(thing: Object) -> Iterator[str]:
@@ -96,7 +97,10 @@ def _peer_problems(peer: Object, ports: set[object]) -> Iterator[str]:
         yield f"ingress: addresses {at(peer, 'ipBlock', 'cidr')} are let in; name pods instead"
     elif "namespaceSelector" in peer:
         labels = mapping(peer, "namespaceSelector", "matchLabels")
+        pods = mapping(peer, "podSelector", "matchLabels")
         door = DOORS.get(str(labels.get(_NAMESPACE)))
+        if door is None and pods.get(_NAME) == KUBERAY and _NAMESPACE in labels:
+            door = DASHBOARD_PORT  # an operator that was there before, in another namespace
         if not labels:
             yield "ingress: all namespaces are let in"
         elif door is None:
@@ -118,7 +122,7 @@ def policy_problems(policies: list[Object], thing: Object) -> Iterator[str]:
     for pod in pods_of(thing):
         chosen = [policy for policy in policies if _chooses(policy, mapping(pod, "metadata", "labels"))]
         if not chosen:
-            yield "has pods that no NetworkPolicy chooses: whoever reaches them can run code"
+            yield "has pods that no NetworkPolicy chooses: every pod of the cluster reaches them"
         elif _serves(pod) and not any(map(_lets_the_namespace_in, chosen)):
             yield f"serves on {SERVE_PORT}, where no NetworkPolicy lets the namespace in: requests hang"
 

@@ -282,6 +282,22 @@ def test_an_image_of_another_version_is_a_warning() -> None:
     assert fit.image(made).found == ("registry.example/maze:7",)
 
 
+@pytest.mark.parametrize(
+    ("overlays", "nodes"),
+    [
+        (("published",), "3 x ml.g7e.12xlarge, 1 x ml.r5d.16xlarge"),
+        (("published", "serving-vllm"), "4 x ml.g7e.12xlarge, 1 x ml.r5d.16xlarge"),
+        (("published", "serving-vllm", "serving"), "5 x ml.g7e.12xlarge, 1 x ml.r5d.16xlarge"),
+        (("one-node", "access"), "1 x ml.p5.48xlarge"),
+        (("storage-new",), "none that is known"),
+    ],
+)
+def test_training_and_serving_at_once_take_nodes_of_their_own(overlays: tuple[str, ...], nodes: str) -> None:
+    finding = fit.hardware(Plan(config_of(), things_of(*overlays)))
+    assert finding.status is Status.PASS
+    assert finding.found == (f"at least {nodes} for everything given at once",)
+
+
 def test_a_server_of_vllm_is_one_that_serves() -> None:
     finding = fit.serving(plan(overlays=("published", "serving-vllm")))
     assert finding.status is Status.PASS
@@ -473,7 +489,7 @@ def places(thing: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for key, value in below for place in places(value, (*path, key)))]
 
 
-ALL = things_of("published-job", *GIVEN[1:], "storage-existing")
+ALL = things_of("published-job", *GIVEN[1:], "storage-existing", "serving-vllm", "shell")
 IDENTITY = {("kind",), ("metadata",), ("metadata", "name")}  # refused when read
 PLACES = [place for place in places(ALL) if len(place) > 1 and place[1:] not in IDENTITY]
 
@@ -490,6 +506,6 @@ def test_no_manifest_makes_the_doctor_stumble(data: st.DataObject) -> None:
         del parent[last]
     else:
         parent[last] = data.draw(JUNK)
-    of_manifests = (fit.gpus, fit.folders, fit.serving, fit.ray_versions, fit.image, fit.disk, fit.doors)
-    for check in (fit.manifest_rules, *of_manifests):
+    of_run = (fit.gpus, fit.hardware, fit.folders, fit.serving, fit.ray_versions, fit.image)
+    for check in (fit.manifest_rules, *of_run, fit.placeholders, fit.disk, fit.doors):
         assert check(Plan(config_of(), things)).status in Status

@@ -508,6 +508,33 @@ def test_a_door_left_open_is_found(rule: Object, said: str) -> None:
     assert any(f"NetworkPolicy skyrl-maze: ingress: {said}" in problem for problem in problems(things))
 
 
+OPERATOR = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}}
+
+
+@pytest.mark.parametrize(
+    ("peer", "port", "said"),
+    [
+        (namespace("default") | OPERATOR, 8265, None),
+        (namespace("default") | OPERATOR, 8080, "default is let in on 8080, and needs 8265"),
+        (
+            namespace("default") | {"podSelector": {}},
+            8265,
+            "the namespace {'kubernetes.io/metadata.name': 'def",
+        ),
+        (
+            {"namespaceSelector": {"matchLabels": {"a": "b"}}} | OPERATOR,
+            8265,
+            "the namespace {'a': 'b'} is let",
+        ),
+    ],
+)
+def test_kuberay_may_be_in_another_namespace(peer: Object, port: int, said: str | None) -> None:
+    things = copy.deepcopy(built("access"))
+    things[-2]["spec"]["ingress"].append({"from": [peer], "ports": [{"protocol": "TCP", "port": port}]})
+    found = problems(things)
+    assert (found == []) if said is None else any(said in problem for problem in found)
+
+
 def test_the_dashboard_is_reached_by_the_operators_and_the_runs_own_pods_alone() -> None:
     policy, serving = (thing for thing in built("access") if thing["kind"] == "NetworkPolicy")
     own, operators, metrics = policy["spec"]["ingress"]
