@@ -4,7 +4,7 @@
 #   ray job submit --no-wait --address sagemaker_ray://skyrl-visgym/hyperpod-ns-maze -- train_job.sh [key=value ...]
 #
 # Arguments are settings of SkyRL and the recipe. What the pods' environment says (overlays/*/run.yaml) can be
-# said anew for one job: `-- env MAZE_RUN_ID=maze-b train_job.sh trainer.seed=3`.
+# said anew for one job: `-- env MAZE_RUN_ID=maze-b train_job.sh trainer.policy.optimizer_config.lr=3.0e-5`.
 #
 #   MAZE_RECIPE          recipe, or the path of one
 #   MAZE_RUN_ID          names the run's folder; the same id resumes from its last checkpoint

@@ -7,6 +7,7 @@ it. `extends: NAME` builds on another recipe; `${...}` is OmegaConf interpolatio
 
 import contextlib
 import importlib.resources
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,11 +232,23 @@ def _split(argv: list[str]) -> tuple[str | None, list[Settings]]:
                 reason = str(error).splitlines()[0]
                 problems.append(f"{argument!r} is not readable as YAML ({reason}); quote it: {key}=\"'...'\"")
         if key in values:
-            problems.append(f"{key} is given twice, as {values[key]!r} and as {value!r}; keep one")
+            said = f"{key} is given twice, as {values[key]!r} and as {value!r}; keep one"
+            problems.append(said + _from_the_job(key))
         values[key] = value
     if problems:
         raise ConfigError.from_problems(f"{len(problems)} argument(s) cannot be read:", problems)
     return values.get("+recipe"), overrides
+
+
+def _from_the_job(key: str) -> str:
+    """What to do about a setting that `train_job.sh` gives as well."""
+    name = {"+recipe": "MAZE_RECIPE", "run.id": "MAZE_RUN_ID", "run.root": "MAZE_SHARED"}.get(key)
+    if name is None:
+        given = {setting.partition("=")[0] for setting in os.environ.get("MAZE_OVERRIDES", "").split()}
+        name = "MAZE_OVERRIDES" if key in given else None
+    if name is None or not os.environ.get("MAZE_RUN_ID"):
+        return ""
+    return f": train_job.sh takes it from {name}, so say that: env {name}=... train_job.sh"
 
 
 def _plain(config: Any, resolve: bool = False) -> Settings:

@@ -3,7 +3,10 @@
 import copy
 import functools
 import importlib.metadata
+import json
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +21,10 @@ from skyrl_maze.faults import cause_of
 from skyrl_maze.findings import Finding, Status, judged, passed, warned
 from skyrl_maze.limits import batch_problems, folder_problems, impossible, skyrl_problems
 from skyrl_maze.manifest_check import problems
-from skyrl_maze.manifest_safety import policy_of
+from skyrl_maze.manifest_safety import policy_problems
 from skyrl_maze.manifests import (
     GPU,
+    RAY,
     SHARED,
     TRAINING,
     Object,
@@ -31,6 +35,8 @@ from skyrl_maze.manifests import (
     entries,
     environment,
     groups_of,
+    instance,
+    instances,
     mapping,
     mounts,
     quantity,
@@ -89,6 +95,8 @@ def settings_of(
     run_id, shared = said.get("MAZE_RUN_ID"), said.get("MAZE_SHARED", SHARED)
     run = [f"run.id='{run_id}'", f"run.root={shared}/runs/{run_id}"] if run_id else []
     again = {override.partition("=")[0] for override in overrides}
+    if run_id and "run.id" in again:  # as if MAZE_RUN_ID had said it
+        run = [f"run.root={shared}/runs/${{run.id}}"]
     theirs = [*run, *said.get("MAZE_OVERRIDES", "").split()]
     return [f"+recipe={name}", *(t for t in theirs if t.partition("=")[0] not in again), *overrides]
 
@@ -133,6 +141,24 @@ def gpus(plan: Plan) -> Finding:
         found.append(f"policy_num_nodes={nodes} and the manifest has {sum(map(replicas, workers))} worker(s)")
     fix = "set workers and worker-gpu in run.yaml, or trainer.placement and num_engines, so that all agree"
     return judged("gpus", found, fix, f"{there} in the manifest, {engines} for engines, {ranks} ranks")
+
+
+def hardware(plan: Plan) -> Finding:
+    """How many nodes of each type all that is given takes at once; how many there are is not known here."""
+    gpus_of, known = Counter[str](), instances()
+    for thing in plan.of_kind(*RAY):
+        for group in groups_of(thing):
+            gpus_of[instance(group)] += replicas(group) * count(group, GPU)
+    for thing in plan.of_kind("Deployment"):
+        group = {"replicas": 1, **mapping(thing, "spec")}
+        gpus_of[instance(group)] += replicas(group) * count(group, GPU)
+    nodes = {
+        kind: max(1, math.ceil(gpus / (known[kind]["gpu"] or 1)))
+        for kind, gpus in gpus_of.items()
+        if kind in known
+    }
+    said = ", ".join(f"{number} x {kind}" for kind, number in sorted(nodes.items())) or "none that is known"
+    return passed("hardware", f"at least {said} for everything given at once")
 
 
 def folders(plan: Plan) -> Finding:
@@ -214,9 +240,21 @@ def serving(plan: Plan) -> Finding:
             if isinstance(pictures, int) and pictures < turns:
                 found.append(f"limit_mm_per_prompt.image is {pictures} and an episode shows {turns}")
             fine.append(f"max_lora_rank {most} for adapters of rank {rank}")
+    fine += [f"Deployment {server} takes its limits from the adapter" for server in _servers(plan)]
     if not found and not fine:
-        return warned("serving", "no RayService is given", "give hyperpod/overlays/serving as well")
+        give = "give hyperpod/overlays/serving or serving-vllm as well, whichever you will apply"
+        return warned("serving", "neither a RayService nor a server of vLLM is given", give)
     return judged("serving", found, fix, "; ".join(fine))
+
+
+def _servers(plan: Plan) -> list[str]:
+    """Names of the Deployments that run `skyrl-maze serve`."""
+    return [
+        thing["metadata"]["name"]
+        for thing in plan.of_kind("Deployment")
+        for entry in entries(thing, "spec", "template", "spec", "containers")
+        if isinstance(args := entry.get("args"), list) and args[:2] == ["skyrl-maze", "serve"]
+    ]
 
 
 def ray_versions(plan: Plan) -> Finding:
@@ -245,6 +283,22 @@ def image(plan: Plan) -> Finding:
         return passed("image", ", ".join(sorted(images)) or "none")
     fix = f"see that it holds skyrl_maze {skyrl_maze.__version__}, or what was checked here is not what runs"
     return warned("image", ", ".join(others), fix)
+
+
+def placeholders(plan: Plan) -> Finding:
+    """Accounts, file systems and buckets that are those of the shipped examples."""
+    found = [
+        f"{thing['kind']} {thing['metadata']['name']}: {', '.join(left)}"
+        for thing in plan.things
+        if (left := sorted(set(re.findall(_EXAMPLES, json.dumps(thing)))))
+    ]
+    if found:
+        fix = "put your own into hyperpod/settings/settings.yaml, a bucket into application.yaml"
+        return Finding("placeholders", Status.WARN, tuple(found), fix)
+    return passed("placeholders", "no account, file system or bucket of the examples is left")
+
+
+_EXAMPLES = r"\b111122223333\b|\b(?:fs|subnet|sg)-0123456789abcdef0\b|s3://BUCKET"
 
 
 def disk(plan: Plan) -> Finding:
@@ -277,13 +331,14 @@ def doors(plan: Plan) -> Finding:
     """A network policy that is given must be about the pods of the run."""
     if not plan.of_kind("NetworkPolicy"):
         return warned("access", "no NetworkPolicy is given", "give hyperpod/overlays/access as well")
-    things = list(plan.things)
-    open_ones = [f"{t['kind']} {t['metadata']['name']}" for t in things if not policy_of(things, t)]
-    found = [
-        f"{name} has pods that no NetworkPolicy chooses: whoever reaches them can run code"
-        for name in open_ones
-    ]
-    return judged("access", found, "label the pods as the policy selects them", "every pod has its policy")
+    policies = plan.of_kind("NetworkPolicy")
+    said = {
+        f"{thing['kind']} {thing['metadata']['name']} {problem}": None  # once for all pods of a thing
+        for thing in plan.things
+        for problem in policy_problems(policies, thing)
+    }
+    fix = "label the pods as the policies select them, or add them to hyperpod/overlays/access/network.yaml"
+    return judged("access", list(said), fix, "every pod has its policy")
 
 
 def ceiling(plan: Plan) -> Finding:
@@ -295,8 +350,8 @@ def ceiling(plan: Plan) -> Finding:
 
 Check = Callable[[Plan], Finding]
 CHECKS: Sequence[Check] = (
-    *(manifest_rules, settings, batches, gpus, folders, context, ceiling, adapter, serving),
-    *(ray_versions, image, disk, doors),
+    *(manifest_rules, settings, batches, gpus, hardware, folders, context, ceiling, adapter, serving),
+    *(ray_versions, image, placeholders, disk, doors),
 )
 
 

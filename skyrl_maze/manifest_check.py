@@ -15,6 +15,7 @@ from skyrl_maze.manifest_rules import (
     server_problems,
     storage_problems,
     training_problems,
+    upgrade_problems,
 )
 from skyrl_maze.manifest_safety import (
     access_problems,
@@ -27,11 +28,12 @@ from skyrl_maze.manifests import RAY, Object, schema
 Rule = Callable[[Object], Iterator[str]]
 
 _EVERYWHERE: Sequence[Rule] = (name_problems, image_problems, security_problems)
-_RUN: Sequence[Rule] = (ray_problems, node_problems, training_problems, access_problems, queue_problems)
+_RAY: Sequence[Rule] = (ray_problems, upgrade_problems, node_problems, access_problems)
+_RUN: Sequence[Rule] = (*_RAY, training_problems, queue_problems)
 RULES: Mapping[str, Sequence[Rule]] = {
     "RayCluster": _RUN,
     "RayJob": (*_RUN, job_problems),
-    "RayService": (ray_problems, node_problems, access_problems),
+    "RayService": _RAY,
     "PersistentVolume": (storage_problems,),
     "PersistentVolumeClaim": (storage_problems,),
     "StorageClass": (storage_problems,),
@@ -40,6 +42,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
     "Service": (),
     "ServiceAccount": (account_problems,),
     "Job": (),
+    "Pod": (),
 }
 _SHOWN_CHARACTERS = 200
 

@@ -76,6 +76,15 @@ def ray_problems(thing: Object) -> Iterator[str]:
         yield "a worker without its metrics port"
 
 
+def upgrade_problems(thing: Object) -> Iterator[str]:
+    """Whether a changed manifest reaches the pods; KubeRay takes the setting of a RayCluster alone."""
+    chosen = at(cluster_of(thing), "upgradeStrategy", "type")
+    if thing["kind"] != "RayCluster" and chosen is not None:
+        yield f"upgradeStrategy: {chosen}: KubeRay refuses it in the cluster of a {thing['kind']}"
+    if thing["kind"] == "RayCluster" and chosen != "Recreate":
+        yield f"upgradeStrategy: {chosen}, must be Recreate, or pods keep what the manifest said before"
+
+
 def _ports(group: Object) -> dict[Any, Any]:
     return {port.get("name"): port.get("containerPort") for port in entries(container(group), "ports")}
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from skyrl_maze.manifests import RAY, Object, at, entries, mapping, pods_of
+from skyrl_maze.manifests import Object, at, entries, mapping, pods_of
 
 ACCESS = "access.sagemaker.amazonaws.com"
 STRATEGIES = ("ray-access-strategy-private", "ray-access-strategy-public")
@@ -15,7 +15,8 @@ DOORS = {
     "kuberay-operator": DASHBOARD_PORT,
     "hyperpod-observability": METRICS_PORT,
 }
-_NAMESPACE = "kubernetes.io/metadata.name"
+KUBERAY = "kuberay-operator"
+_NAMESPACE, _NAME = "kubernetes.io/metadata.name", "app.kubernetes.io/name"
 
 
 def security_problems(thing: Object) -> Iterator[str]:
@@ -96,7 +97,10 @@ def _peer_problems(peer: Object, ports: set[object]) -> Iterator[str]:
         yield f"ingress: addresses {at(peer, 'ipBlock', 'cidr')} are let in; name pods instead"
     elif "namespaceSelector" in peer:
         labels = mapping(peer, "namespaceSelector", "matchLabels")
+        pods = mapping(peer, "podSelector", "matchLabels")
         door = DOORS.get(str(labels.get(_NAMESPACE)))
+        if door is None and pods.get(_NAME) == KUBERAY and _NAMESPACE in labels:
+            door = DASHBOARD_PORT  # an operator that was there before, in another namespace
         if not labels:
             yield "ingress: all namespaces are let in"
         elif door is None:
@@ -111,14 +115,42 @@ def _said(ports: set[object]) -> str:
     return ", ".join(sorted(map(str, ports))) if ports else "every port"
 
 
-def policy_of(things: list[Object], thing: Object) -> bool:
-    """Whether a network policy among `things` chooses every pod of a Ray resource."""
-    chosen = [
-        mapping(policy, "spec", "podSelector", "matchLabels")
-        for policy in things
-        if policy["kind"] == "NetworkPolicy"
-    ]
-    return thing["kind"] not in RAY or all(
-        any(labels and labels.items() <= mapping(pod, "metadata", "labels").items() for labels in chosen)
-        for pod in pods_of(thing)
+def policy_problems(policies: list[Object], thing: Object) -> Iterator[str]:
+    """Pods that no policy chooses, and endpoints that the rest of the namespace does not reach."""
+    if thing["kind"] == "Job":  # the one that makes the folders listens nowhere
+        return
+    for pod in pods_of(thing):
+        chosen = [policy for policy in policies if _chooses(policy, mapping(pod, "metadata", "labels"))]
+        if not chosen:
+            yield "has pods that no NetworkPolicy chooses: every pod of the cluster reaches them"
+        elif _serves(pod) and not any(map(_lets_the_namespace_in, chosen)):
+            yield f"serves on {SERVE_PORT}, where no NetworkPolicy lets the namespace in: requests hang"
+
+
+def _chooses(policy: Object, labels: Object) -> bool:
+    """Whether a policy is about pods with these labels; of expressions it knows `In`."""
+    selector = mapping(policy, "spec", "podSelector")
+    wanted, terms = mapping(selector, "matchLabels"), entries(selector, "matchExpressions")
+    return (
+        bool(wanted or terms)
+        and wanted.items() <= labels.items()
+        and all(
+            term.get("operator") == "In"
+            and isinstance(values := term.get("values"), list)
+            and labels.get(str(term.get("key"))) in values
+            for term in terms
+        )
+    )
+
+
+def _serves(pod: Object) -> bool:
+    ports = [port for entry in entries(pod, "spec", "containers") for port in entries(entry, "ports")]
+    return any(port.get("containerPort") == SERVE_PORT for port in ports)
+
+
+def _lets_the_namespace_in(policy: Object) -> bool:
+    return any(
+        any(port.get("port") == SERVE_PORT for port in entries(rule, "ports"))
+        and any(peer == {"podSelector": {}} for peer in entries(rule, "from"))
+        for rule in entries(policy, "spec", "ingress")
     )

@@ -167,9 +167,11 @@ def groups_of(thing: Object) -> list[Object]:
 
 
 def pods_of(thing: Object) -> list[Object]:
-    """Every pod template of an object."""
+    """Every pod template of an object; a pod is its own."""
     if thing["kind"] in RAY:
         return [mapping(group, "template") for group in groups_of(thing)]
+    if thing["kind"] == "Pod":
+        return [thing]
     return [mapping(thing, "spec", "template")] if thing["kind"] in ("Job", "Deployment") else []
 
 

@@ -160,6 +160,25 @@ def test_a_key_given_twice_is_not_decided_silently():
     assert only_problem(CPU, "recipe=maze") == "+recipe is given twice, as 'maze_cpu' and as 'maze'; keep one"
 
 
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("run.id", "MAZE_RUN_ID"),
+        ("run.root", "MAZE_SHARED"),
+        ("trainer.seed", "MAZE_OVERRIDES"),
+        ("trainer.epochs", None),
+    ],
+)
+def test_a_key_that_the_job_gives_as_well_names_the_jobs_variable(key, name, monkeypatch):
+    monkeypatch.setenv("MAZE_RUN_ID", "maze")
+    monkeypatch.setenv("MAZE_OVERRIDES", "trainer.seed=1 trainer.logger=console")
+    hint = f": train_job.sh takes it from {name}, so say that: env {name}=... train_job.sh" if name else ""
+    assert (
+        only_problem(CPU, f"{key}=1", f"{key}=2")
+        == f"{key} is given twice, as '1' and as '2'; keep one{hint}"
+    )
+
+
 def test_an_empty_recipe_name():
     assert only_problem("+recipe=").startswith("'+recipe=' names no recipe; shipped: maze, ")
 

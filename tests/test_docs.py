@@ -33,10 +33,12 @@ OVERRIDE = "trainer.override_entrypoint=skyrl_maze.entrypoints.main_base +recipe
 WITH_WHEEL = ".venv/bin/uv run --with dist/skyrl_maze-0.1.0-py3-none-any.whl"
 EXTRA = "uv pip install --override override.txt 'skyrl_maze[cpu]'"
 EASY = "--mazes visgym-easy-64 --out results/qwen"
-OVERLAYS = " ".join(f"hyperpod/overlays/{name}" for name in ("published", "storage-new", "serving", "access"))
+NAMED = ("published", "storage-existing", "access", "serving-vllm")
+OVERLAYS = " ".join(f"hyperpod/overlays/{name}" for name in NAMED)
+ANOTHER_RUN = "--set run.id=maze-b --set trainer.policy.optimizer_config.lr=3.0e-5"
 # What `console` blocks begin with, which no test runs; and what may be in them.
 NEEDS_AWS = "# needs AWS"
-OF_CLUSTERS = {"aws", "docker", "helm", "kubectl", "pip", "ray", "skyrl-maze", "vllm"}
+OF_CLUSTERS = {"aws", "docker", "export", "helm", "kubectl", "pip", "ray", "skyrl-maze", "vllm"}
 ELSEWHERE = {
     "make rehearse": "test_rehearsal.py",
     "make mini": "test_mini.py",
@@ -56,6 +58,7 @@ ELSEWHERE = {
     ".venv/bin/uv pip install --no-deps --editable examples/sliding_puzzle": "test_sliding_puzzle.py",
     ".venv/bin/skyrl.entrypoints.main_base +recipe=sliding_puzzle:cpu": "test_sliding_puzzle.py",
     f"skyrl-maze doctor {OVERLAYS}": "test_doctor_cli.py",
+    f"skyrl-maze doctor hyperpod/overlays/published {ANOTHER_RUN}": "test_doctor_cli.py",
     "kubectl kustomize hyperpod/overlays/published | skyrl-maze doctor - --json": "test_doctor_cli.py",
     "python benchmarks/lora.py": "test_benchmarks.py",
     MAIN: "test_launch.py",

@@ -35,7 +35,7 @@ def test_what_fits_is_a_table_and_nothing_else() -> None:
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["check", "found", "what", "to", "do"]
     assert lines[1].startswith("manifests  pass")
-    assert lines[-1] == "13 checks: 9 pass, 4 warn, 0 fail"
+    assert lines[-1] == "15 checks: 10 pass, 5 warn, 0 fail"
 
 
 @pytest.mark.slow
@@ -47,6 +47,22 @@ def test_scripts_get_json_and_an_exit_code() -> None:
     said = json.loads(done.stdout)
     assert said["status"] == "fail"
     assert {c["check"] for c in said["checks"] if c["status"] == "fail"} == {"batches", "ray"}
+
+
+@pytest.mark.parametrize(
+    "overlays", [("published", "storage-existing", "access", "serving-vllm"), ("published",)], ids=len
+)
+def test_what_the_page_asks_fails_nowhere(overlays: tuple[str, ...], run_skyrl_maze: Any) -> None:
+    places = [str(HYPERPOD / "overlays" / overlay) for overlay in overlays]
+    another_run = ["--set", "run.id=maze-b", "--set", "trainer.policy.optimizer_config.lr=3.0e-5"]
+    code, out, err = run_skyrl_maze("doctor", *places, *(another_run if len(places) == 1 else []), "--json")
+    assert (code, err) == (0, "")
+    by_name = {check["check"]: check for check in json.loads(out)["checks"]}
+    warned = {name for name, check in by_name.items() if check["status"] == "warn"}
+    of_the_model = {"context", "adapter", "placeholders"}
+    assert warned == (of_the_model if len(places) > 1 else of_the_model | {"serving", "disk", "access"})
+    root = "/shared/runs/maze-b" if len(places) == 1 else "/shared/runs/maze"
+    assert by_name["folders"]["found"] == [f"all below {root}; checkpoints and exports apart"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -52,23 +53,25 @@ def statuses(findings: dict[str, Finding], *wanted: Status) -> set[str]:
 # --- What fits ---
 
 
-@pytest.mark.parametrize("run", ["published", "published-job", "governed", "governed-job", "one-node"])
+@pytest.mark.parametrize(
+    "run", ["published", "published-job", "governed", "governed-job", "one-node", "one-node-job"]
+)
 def test_every_shipped_run_fits_its_manifests(run: str) -> None:
     things = things_of(run, "storage-new", "serving", "access")
     findings = found(Plan(parse_config(settings_of(things, None, [], {})), things))
     assert statuses(findings, Status.FAIL) == set()
-    # The model is in the cluster, not here.
-    assert statuses(findings, Status.WARN) == {"context", "adapter"}
+    # The model is in the cluster, not here; and the examples are nobody's own.
+    assert statuses(findings, Status.WARN) == {"context", "adapter", "placeholders"}
     assert all("there is no model in /shared/models" in findings[n].found[0] for n in ("context", "adapter"))
-    assert "6.5 GiB" in findings["disk"].found[0] or run == "one-node"
+    assert "6.5 GiB" in findings["disk"].found[0] or run.startswith("one-node")
 
 
 def test_what_is_not_given_is_a_warning_that_names_what_to_give() -> None:
     findings = found(plan(overlays=("published",)))
     assert statuses(findings, Status.FAIL) == set()
     fixes = {name: findings[name].fix for name in ("serving", "disk", "access")}
-    assert fixes["serving"] == "give hyperpod/overlays/serving as well"
-    assert statuses(findings, Status.WARN) == {*fixes, "context", "adapter"}
+    assert fixes["serving"].startswith("give hyperpod/overlays/serving or serving-vllm as well")
+    assert statuses(findings, Status.WARN) == {*fixes, "context", "adapter", "placeholders"}
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +85,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_model_that_is_at_hand_is_counted(model: Path) -> None:
     findings = found(plan(model=str(model)))
-    assert statuses(findings, Status.WARN, Status.FAIL) == set()
+    assert statuses(findings, Status.WARN, Status.FAIL) == {"placeholders"}
     assert "Qwen3-VL-8B" not in findings["disk"].found[0]
 
 
@@ -279,6 +282,91 @@ def test_an_image_of_another_version_is_a_warning() -> None:
     assert fit.image(made).found == ("registry.example/maze:7",)
 
 
+@pytest.mark.parametrize(
+    ("overlays", "nodes"),
+    [
+        (("published",), "3 x ml.g7e.12xlarge, 1 x ml.r5d.16xlarge"),
+        (("published", "serving-vllm"), "4 x ml.g7e.12xlarge, 1 x ml.r5d.16xlarge"),
+        (("published", "serving-vllm", "serving"), "5 x ml.g7e.12xlarge, 1 x ml.r5d.16xlarge"),
+        (("one-node", "access"), "1 x ml.p5.48xlarge"),
+        (("storage-new",), "none that is known"),
+    ],
+)
+def test_training_and_serving_at_once_take_nodes_of_their_own(overlays: tuple[str, ...], nodes: str) -> None:
+    finding = fit.hardware(Plan(config_of(), things_of(*overlays)))
+    assert finding.status is Status.PASS
+    assert finding.found == (f"at least {nodes} for everything given at once",)
+
+
+def test_a_server_of_vllm_is_one_that_serves() -> None:
+    finding = fit.serving(plan(overlays=("published", "serving-vllm")))
+    assert finding.status is Status.PASS
+    assert finding.found == ("Deployment visgym-vllm takes its limits from the adapter",)
+    other = plan(overlays=("published", "serving-vllm"))
+    server = next(thing for thing in other.things if thing["kind"] == "Deployment")
+    server["spec"]["template"]["spec"]["containers"][0]["args"][1] = "play"
+    assert fit.serving(other).status is Status.WARN
+
+
+@pytest.mark.parametrize("overlay", ["serving", "serving-vllm"])
+def test_an_endpoint_that_the_namespace_does_not_reach_is_found(overlay: str) -> None:
+    made = plan(overlays=("published", overlay, "access"))
+    assert fit.doors(made).status is Status.PASS
+    (policy,) = [t for t in made.of_kind("NetworkPolicy") if t["metadata"]["name"] == "skyrl-maze-serve"]
+    policy["spec"]["podSelector"]["matchExpressions"][0]["values"] = ["serve-head"]
+    finding = fit.doors(made)
+    assert finding.status is Status.FAIL
+    assert ["serves on 8000, where no NetworkPolicy lets" in line for line in finding.found] == [True]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda rule: rule.update(ports=[{"protocol": "TCP", "port": 8001}]),
+        lambda rule: rule["from"][0].update(podSelector={"matchLabels": {"a": "b"}}),
+    ],
+)
+def test_a_door_that_is_not_the_endpoints_is_found(edit: Callable[[Object], Any]) -> None:
+    made = plan(overlays=("published", "serving-vllm", "access"))
+    (policy,) = [t for t in made.of_kind("NetworkPolicy") if t["metadata"]["name"] == "skyrl-maze-serve"]
+    edit(policy["spec"]["ingress"][0])
+    assert fit.doors(made).found == (
+        "Deployment visgym-vllm serves on 8000, where no NetworkPolicy lets the namespace in: requests hang",
+    )
+
+
+@pytest.mark.parametrize("overlay", ["shell", "serving-vllm"])
+def test_a_pod_that_is_not_rays_needs_a_policy_too(overlay: str) -> None:
+    made = plan(overlays=("published", overlay, "access"))
+    pod = next(thing for thing in made.things if thing["kind"] in ("Pod", "Deployment"))
+    labelled = pod if pod["kind"] == "Pod" else pod["spec"]["template"]
+    labelled["metadata"]["labels"] = {"app.kubernetes.io/name": "mine"}
+    (said,) = fit.doors(made).found
+    assert said.startswith(f"{pod['kind']} {pod['metadata']['name']} has pods that no NetworkPolicy chooses")
+
+
+@pytest.mark.parametrize(
+    ("overlay", "left"),
+    [
+        ("published", "RayCluster skyrl-visgym: 111122223333"),
+        ("serving", "RayService visgym: 111122223333, s3://BUCKET"),
+        ("storage-existing", "PersistentVolumeClaim fsx: fs-0123456789abcdef0"),
+        ("storage-new", "StorageClass skyrl-maze-lustre: sg-0123456789abcdef0, subnet-0123456789abcdef0"),
+    ],
+)
+def test_a_value_that_nobody_filled_in_is_a_warning(overlay: str, left: str) -> None:
+    finding = fit.placeholders(Plan(config_of(), things_of(overlay)))
+    assert finding.status is Status.WARN
+    assert left in finding.found
+
+
+def test_values_of_ones_own_are_no_placeholders() -> None:
+    text = json.dumps(things_of("published", "storage-existing", "storage-new", "serving", "access"))
+    for example, own in {"111122223333": "4111122223333", "0123456789abcdef0": "9", "BUCKET": "mine"}.items():
+        text = text.replace(example, own)
+    assert fit.placeholders(Plan(config_of(), json.loads(text))).status is Status.PASS
+
+
 # --- Mistakes in the text of an overlay, as hands make them ---
 
 TEXTS = [
@@ -325,6 +413,17 @@ def test_the_manifest_names_recipe_run_and_overrides() -> None:
     over = settings_of(built("one-node"), "maze", ["run.root=/shared/x"], {})
     assert over[0] == "+recipe=maze"
     assert [setting for setting in over if setting.startswith("run.root")] == ["run.root=/shared/x"]
+
+
+def test_another_run_id_is_another_folder() -> None:
+    things = things_of(*GIVEN)
+    argv = settings_of(things, None, ["run.id=maze-b"], {})
+    cfg = parse_config(argv)
+    assert (cfg.run.id, cfg.run.root) == ("maze-b", "/shared/runs/maze-b")
+    assert "/shared/runs/maze-b" in fit.folders(Plan(cfg, things)).found[0]
+    both = settings_of(things, None, ["run.id=maze-b", "run.root=/shared/x"], {})
+    assert parse_config(both).run.root == "/shared/x"
+    assert settings_of([], "maze_cpu", ["run.id=b"], {}) == ["+recipe=maze_cpu", "run.id=b"]
 
 
 def test_a_pod_names_them_in_its_environment() -> None:
@@ -390,7 +489,7 @@ def places(thing: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for key, value in below for place in places(value, (*path, key)))]
 
 
-ALL = things_of("published-job", *GIVEN[1:], "storage-existing")
+ALL = things_of("published-job", *GIVEN[1:], "storage-existing", "serving-vllm", "shell")
 IDENTITY = {("kind",), ("metadata",), ("metadata", "name")}  # refused when read
 PLACES = [place for place in places(ALL) if len(place) > 1 and place[1:] not in IDENTITY]
 
@@ -407,6 +506,6 @@ def test_no_manifest_makes_the_doctor_stumble(data: st.DataObject) -> None:
         del parent[last]
     else:
         parent[last] = data.draw(JUNK)
-    of_manifests = (fit.gpus, fit.folders, fit.serving, fit.ray_versions, fit.image, fit.disk, fit.doors)
-    for check in (fit.manifest_rules, *of_manifests):
+    of_run = (fit.gpus, fit.hardware, fit.folders, fit.serving, fit.ray_versions, fit.image)
+    for check in (fit.manifest_rules, *of_run, fit.placeholders, fit.disk, fit.doors):
         assert check(Plan(config_of(), things)).status in Status

@@ -2,6 +2,8 @@
 
 import copy
 import importlib.metadata
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -30,7 +32,8 @@ from skyrl_maze.manifests import (
 )
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
-RUNS = ("governed", "governed-job", "one-node", "published", "published-job")
+RUNS = ("governed", "governed-job", "one-node", "one-node-job", "published", "published-job")
+SERVERS = ("serving", "serving-vllm")
 DOCKERFILE = (HYPERPOD / "Dockerfile").read_text(encoding="utf-8")
 SETTINGS = "settings/settings.yaml"
 
@@ -53,10 +56,12 @@ def test_there_is_an_overlay_for_each_case() -> None:
         "governed": ["RayCluster"],
         "governed-job": ["RayJob"],
         "one-node": ["RayCluster"],
+        "one-node-job": ["RayJob"],
         "published": ["RayCluster"],
         "published-job": ["RayJob"],
         "serving": ["RayService"],
         "serving-vllm": ["Service", "Deployment"],
+        "shell": ["Pod"],
         "storage-existing": ["PersistentVolume", "PersistentVolumeClaim"],
         "storage-new": ["StorageClass", "PersistentVolumeClaim"],
     }
@@ -69,10 +74,12 @@ def test_the_published_topology() -> None:
     assert (worker["replicas"], count(worker, GPU)) == (3, 2)
 
 
-@pytest.mark.parametrize(("cluster", "job"), [("published", "published-job"), ("governed", "governed-job")])
-def test_a_job_brings_the_very_cluster(cluster: str, job: str) -> None:
-    made, brought = run_of(cluster), run_of(job)
-    assert brought["spec"]["rayClusterSpec"] == made["spec"]
+@pytest.mark.parametrize("cluster", ["published", "governed", "one-node"])
+def test_a_job_brings_the_very_cluster(cluster: str) -> None:
+    made, brought = run_of(cluster), run_of(f"{cluster}-job")
+    spec = dict(made["spec"])
+    assert spec.pop("upgradeStrategy") == {"type": "Recreate"}  # which KubeRay refuses in a RayJob
+    assert brought["spec"]["rayClusterSpec"] == spec
     assert brought["metadata"] == made["metadata"]
 
 
@@ -162,7 +169,7 @@ def test_plain_vllm_is_started_by_the_command_of_the_image() -> None:
     assert (port["targetPort"], port["port"]) == (listened["name"], listened["containerPort"])
 
 
-@pytest.mark.parametrize("overlay", [*RUNS, "serving", "serving-vllm"])
+@pytest.mark.parametrize("overlay", [*RUNS, *SERVERS, "shell"])
 def test_the_policy_and_the_accounts_are_those_of_the_pods(overlay: str) -> None:
     accounts = {t["metadata"]["name"] for t in built("access") if t["kind"] == "ServiceAccount"}
     policy = next(thing for thing in built("access") if thing["kind"] == "NetworkPolicy")
@@ -171,13 +178,47 @@ def test_the_policy_and_the_accounts_are_those_of_the_pods(overlay: str) -> None
         assert pod["spec"]["serviceAccountName"] in accounts
 
 
+def test_the_role_of_the_serving_pods_reads_adapters_and_nothing_else() -> None:
+    trust, rights = (
+        json.loads((HYPERPOD / f"iam/{name}.json").read_text()) for name in ("pod-identity", "adapters")
+    )
+    assert [s["Principal"] for s in trust["Statement"]] == [{"Service": "pods.eks.amazonaws.com"}]
+    assert {s["Action"]: s["Resource"] for s in rights["Statement"]} == {
+        "s3:ListBucket": "arn:aws:s3:::BUCKET",
+        "s3:GetObject": "arn:aws:s3:::BUCKET/adapters/*",
+    }
+    application = (HYPERPOD / "overlays/serving/application.yaml").read_text()
+    assert "dynamic_lora_loading_path: s3://BUCKET/adapters\n" in application
+
+
+@pytest.mark.parametrize("there", [(), ("runs",), ("models", "data")])
+def test_the_folders_job_takes_only_empty_folders(there: tuple[str, ...], tmp_path: Path) -> None:
+    (job,) = [thing for thing in built("access") if thing["kind"] == "Job"]
+    (entry,) = pods_of(job)[0]["spec"]["containers"]
+    (script,) = entry["args"]
+    shared, programs = tmp_path / "shared", tmp_path / "bin"
+    for folder in there:
+        (shared / folder).mkdir(parents=True)
+        (shared / folder / "somebody's").touch()
+    shared.mkdir(exist_ok=True)
+    programs.mkdir()
+    (programs / "chown").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/taken\n')
+    (programs / "chown").chmod(0o755)
+    command = [*entry["command"], script.replace("cd /shared", f"cd {shared}")]
+    subprocess.run(command, check=True, env={"PATH": f"{programs}:{os.environ['PATH']}"})
+    every = ("runs", "models", "data", "huggingface")
+    assert sorted(path.name for path in shared.iterdir()) == sorted(every)
+    taken = (tmp_path / "taken").read_text().splitlines()
+    assert taken == [f"1000:1000 {name}" for name in every if name not in there]
+
+
 # --- One place to change a value ---
 
 
 def parameters() -> Iterator[tuple[str, str, str]]:
     """File, key and an overlay that uses it, for each value that is there to be changed."""
     uses = {"queue": "governed", "priority": "governed-job", "fsx-subnet": "storage-new"}
-    uses["fsx-security-group"] = "storage-new"
+    uses |= {"fsx-security-group": "storage-new", "serve-image": "serving"}
     of_overlays = {
         SETTINGS: "published-job",
         "overlays/published/run.yaml": "published-job",
@@ -223,7 +264,7 @@ def test_one_value_changes_every_place(file: str, key: str, overlay: str, tmp_pa
 
 def test_every_pod_of_a_run_gets_the_new_image(tmp_path: Path) -> None:
     folder = with_value(tmp_path, SETTINGS, "image", "registry.example/maze:2")
-    for overlay in RUNS:
+    for overlay in (*RUNS, "shell"):
         for pod in pods_of(build(overlay, folder)[0]):
             assert [c["image"] for c in pod["spec"]["containers"]] == ["registry.example/maze:2"]
 
@@ -239,6 +280,12 @@ def head(thing: Object) -> Object:
 
 def worker(thing: Object) -> Object:
     return dict(cluster_of(thing)["workerGroupSpecs"][0])
+
+
+def brought(thing: Object) -> Object:
+    """The cluster in a RayJob or a RayService, to be changed."""
+    found: Object = thing["spec"]["rayClusterSpec" if thing["kind"] == "RayJob" else "rayClusterConfig"]
+    return found
 
 
 def pod(group: Object) -> Object:
@@ -284,6 +331,16 @@ MISTAKES: list[tuple[str, Edit, str]] = [
     ("published", lambda c: cluster_of(c)["workerGroupSpecs"][0].pop("minReplicas"), "replicas, minReplicas"),
     ("published", lambda c: cluster_of(c)["workerGroupSpecs"][0].update(maxReplicas=4), "replicas, minRepl"),
     ("published", lambda c: c["spec"].update(enableInTreeAutoscaling=True), "autoscaling"),
+    ("published", lambda c: c["spec"].pop("upgradeStrategy"), "upgradeStrategy: None, must be Recreate"),
+    ("published", lambda c: c["spec"].update(upgradeStrategy={"type": "None"}), "None, must be Recreate"),
+    (
+        "published-job",
+        lambda c: brought(c).update(upgradeStrategy={"type": "None"}),
+        "refuses it in the clus",
+    ),
+    ("serving", lambda c: brought(c).update(upgradeStrategy={"type": "Recreate"}), "cluster of a RayService"),
+    ("shell", lambda p: p["spec"].pop("automountServiceAccountToken"), "the pod can call the Kubernetes API"),
+    ("shell", lambda p: p["spec"]["containers"][0].pop("securityContext"), "none be gained"),
     ("published", lambda c: first(head(c))["ports"].pop(), "the head's ports"),
     ("published", lambda c: first(head(c))["ports"][1].update(name="http"), "the head's ports"),
     ("published", lambda c: first(worker(c))["ports"].clear(), "without its metrics port"),
@@ -451,6 +508,33 @@ def test_a_door_left_open_is_found(rule: Object, said: str) -> None:
     assert any(f"NetworkPolicy skyrl-maze: ingress: {said}" in problem for problem in problems(things))
 
 
+OPERATOR = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}}
+
+
+@pytest.mark.parametrize(
+    ("peer", "port", "said"),
+    [
+        (namespace("default") | OPERATOR, 8265, None),
+        (namespace("default") | OPERATOR, 8080, "default is let in on 8080, and needs 8265"),
+        (
+            namespace("default") | {"podSelector": {}},
+            8265,
+            "the namespace {'kubernetes.io/metadata.name': 'def",
+        ),
+        (
+            {"namespaceSelector": {"matchLabels": {"a": "b"}}} | OPERATOR,
+            8265,
+            "the namespace {'a': 'b'} is let",
+        ),
+    ],
+)
+def test_kuberay_may_be_in_another_namespace(peer: Object, port: int, said: str | None) -> None:
+    things = copy.deepcopy(built("access"))
+    things[-2]["spec"]["ingress"].append({"from": [peer], "ports": [{"protocol": "TCP", "port": port}]})
+    found = problems(things)
+    assert (found == []) if said is None else any(said in problem for problem in found)
+
+
 def test_the_dashboard_is_reached_by_the_operators_and_the_runs_own_pods_alone() -> None:
     policy, serving = (thing for thing in built("access") if thing["kind"] == "NetworkPolicy")
     own, operators, metrics = policy["spec"]["ingress"]
@@ -459,9 +543,10 @@ def test_the_dashboard_is_reached_by_the_operators_and_the_runs_own_pods_alone()
     assert metrics["ports"] == [{"protocol": "TCP", "port": 8080}]
     (rule,) = serving["spec"]["ingress"]
     assert rule["ports"] == [{"protocol": "TCP", "port": 8000}]
+    assert rule["from"] == [{"podSelector": {}}]
     (chosen,) = serving["spec"]["podSelector"]["matchExpressions"]
-    components = {p["metadata"]["labels"][chosen["key"]] for p in pods_of(built("serving")[0])}
-    assert components == set(chosen["values"])
+    pods = [pod for overlay in SERVERS for thing in built(overlay) for pod in pods_of(thing)]
+    assert {p["metadata"]["labels"][chosen["key"]] for p in pods} == set(chosen["values"])
 
 
 def test_the_token_is_a_file_that_only_the_head_has() -> None:
@@ -570,7 +655,7 @@ def test_the_script_reads_what_the_manifest_says() -> None:
     said = {name for name in environment(groups_of(run_of("published"))[0]) if name.startswith("MAZE_")}
     read = set(re.findall(r"\$\{(MAZE_\w+)", script))
     assert said <= read
-    assert read - said == {"MAZE_SHARED", "MAZE_WAIT_S"}
+    assert read - said == {"MAZE_SHARED"}
 
 
 def test_the_schemas_come_with_their_licence() -> None:
