@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from loguru import logger
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import (
@@ -82,10 +83,31 @@ def load(folder: Path, model: Any, optimizer: Any, scheduler: Any) -> dict[str, 
     _all_do(read_records, f"read the checkpoint {folder}", folder)
     _all_do(lambda: load_tensors(tensors, storage_reader=reader), f"read the checkpoint {folder}", folder)
     common, *own = records
-    for group, saved in zip(optimizer.param_groups, common["groups"], strict=True):
-        group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
-    scheduler.load_state_dict(common["schedule"])
+    go_on(optimizer, scheduler, common["groups"], common["schedule"])
     return _random_from_json(own[0]["random"]) if own else None
+
+
+def go_on(optimizer: Any, scheduler: Any, groups: list[dict[str, Any]], schedule: dict[str, Any]) -> None:
+    """Put the schedule where it was, at the rate that the settings say now.
+
+    The optimizer's settings are those of today: what was saved of them only tells how far the schedule had
+    taken the rate from where it began.
+
+    Args:
+        groups: the saved settings of the optimizer's groups, `lr` and `initial_lr` among them.
+        schedule: the scheduler's saved state.
+    """
+    rates = [group["initial_lr"] for group in optimizer.param_groups]
+    scheduler.load_state_dict(schedule)
+    for group, rate, saved in zip(optimizer.param_groups, rates, groups, strict=True):
+        began, was = saved["initial_lr"], saved["lr"]
+        if rate == began:
+            group["lr"] = was
+            continue
+        group["lr"] = was / began * rate if began else rate
+        logger.info(f"the learning rate is {rate:g} now, and was {began:g} when the checkpoint was saved")
+    scheduler.base_lrs = rates
+    scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
 
 
 def _record(path: Path) -> dict[str, Any]:

@@ -141,6 +141,44 @@ def test_a_rank_that_cannot_write_ends_all_with_its_name(tmp_path: Path) -> None
     assert all("rank 1 on" in outcome["message"] for outcome in outcomes)
 
 
+def optimizer_and_schedule(lr: float, **settings: Any) -> tuple[Any, Any]:
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))], lr=lr, **settings)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+
+
+def steps(optimizer: Any, schedule: Any, count: int) -> list[float]:
+    used = []
+    for _ in range(count):
+        used.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return used
+
+
+@pytest.mark.parametrize("rate", [0.08, 0.02, 0.0])
+def test_a_rate_that_was_changed_is_used_from_where_the_schedule_was(rate: float) -> None:
+    before = optimizer_and_schedule(0.08, weight_decay=0.1)
+    assert steps(*before, 3) == [0.08, 0.04, 0.02]
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in before[0].param_groups]
+    optimizer, schedule = optimizer_and_schedule(rate, weight_decay=0.3, betas=(0.8, 0.9))
+    training_state.go_on(optimizer, schedule, json.loads(json.dumps(groups)), before[1].state_dict())
+    assert schedule.get_last_lr() == [pytest.approx(rate / 8)]
+    assert steps(optimizer, schedule, 2) == pytest.approx([rate / 8, rate / 16])
+    assert (optimizer.param_groups[0]["weight_decay"], optimizer.param_groups[0]["betas"]) == (
+        0.3,
+        (0.8, 0.9),
+    )
+
+
+def test_a_run_that_began_without_a_rate_gets_one() -> None:
+    before = optimizer_and_schedule(0.0)
+    steps(*before, 2)
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in before[0].param_groups]
+    optimizer, schedule = optimizer_and_schedule(0.4)
+    training_state.go_on(optimizer, schedule, groups, before[1].state_dict())
+    assert steps(optimizer, schedule, 2) == pytest.approx([0.4, 0.05])
+
+
 def test_random_states_survive_as_json() -> None:
     state = {
         "cpu": torch.Generator().manual_seed(3).get_state(),
