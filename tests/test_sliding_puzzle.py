@@ -223,7 +223,7 @@ def test_the_job_script_trains_it_with_another_recipe_alone(tmp_path: Path, mode
         "MAZE_SHARED": str(tmp_path / "shared"),
         "MAZE_RECIPE": "sliding_puzzle:cpu",
         "MAZE_RUN_ID": "boards",
-        "MAZE_OVERRIDES": "trainer.max_training_steps=2 run.join_cluster=true",
+        "MAZE_OVERRIDES": "trainer.max_training_steps=2",
         "XDG_CACHE_HOME": str(model_cache),
     }
     with (
@@ -231,7 +231,6 @@ def test_the_job_script_trains_it_with_another_recipe_alone(tmp_path: Path, mode
         local_cluster(Path(folder), given) as cluster,
     ):
         client = job_client(cluster.dashboard)
-        cluster.add_worker(gpus=3)
         job = client.submit_job(
             entrypoint=f"bash {HYPERPOD / 'train_job.sh'}", runtime_env={"working_dir": str(EXAMPLE)}
         )
