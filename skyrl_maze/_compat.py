@@ -1,4 +1,4 @@
-"""Workarounds for faults of SkyRL 0.4.0, each with its report and the day it can go.
+"""Workarounds for faults of SkyRL 0.4.0 and what goes with it, each with its report and the day it can go.
 
 `install()` is called before any `skyrl.backends` module is imported, in every process that trains: the
 driver, the trainer task and each worker. It is idempotent.
@@ -147,3 +147,14 @@ def install() -> None:
     _stand_in_for_flash_attn()
     _quieten_finish_session()
     _hide_secrets_and_base64()
+
+
+def let_this_rank_tell() -> None:
+    """HyperPod's toolkit 1.0.4 lets LOCAL_RANK 0 alone tell the agent; SkyRL sets it to a GPU's number.
+
+    Where it is called, the rank that tells has been chosen already. No public report was found. Goes when
+    the toolkit asks Ray, or takes the rank as an argument.
+    """
+    from toolkit_for_ray_on_sagemaker_ai.log_monitoring import _client
+
+    _client._get_local_rank = lambda: 0

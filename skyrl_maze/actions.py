@@ -26,7 +26,7 @@ by these rules:
 
 import enum
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -132,9 +132,7 @@ def format_action(action: Action, grammar: str) -> str:
     Raises:
         ConfigError: the grammar does not exist.
     """
-    if checked_grammar(grammar) is Grammar.KEYWORD:
-        return f"<action>{action.word}</action>"
-    return "('stop', 'stop')" if isinstance(action, Stop) else f"('move', {action.value})"
+    return _FORMS[checked_grammar(grammar)].write(action)
 
 
 def parse_action(text: str, grammar: str) -> Action | ParseFailure:
@@ -143,14 +141,14 @@ def parse_action(text: str, grammar: str) -> Action | ParseFailure:
     Raises:
         ConfigError: the grammar does not exist. No text raises anything.
     """
-    read = _read_words if checked_grammar(grammar) is Grammar.KEYWORD else _read_tuples
+    form = _FORMS[checked_grammar(grammar)]
     pieces, tagged = _answer_pieces(text)
     if not any(piece and not piece.isspace() for piece in pieces):
         return ParseFailure(FailureReason.EMPTY)
-    if read is _read_words and not tagged:
+    if form.needs_tags and not tagged:
         return ParseFailure(FailureReason.NO_ACTION)
     # Pieces are read one by one, so that no action arises from the two sides of something cut out.
-    found = {action for piece in pieces for action in read(piece)}
+    found = {action for piece in pieces for action in form.read(piece)}
     if not found:
         return ParseFailure(FailureReason.NO_ACTION)
     action, *others = found
@@ -228,3 +226,27 @@ def _read_words(piece: str) -> Iterator[Action | None]:
     """Every word, split at white space and commas: its action, or None if it is none."""
     for word in piece.replace(",", " ").split():
         yield _WORDS.get(word.lower())
+
+
+def _write_tuple(action: Action) -> str:
+    return "('stop', 'stop')" if isinstance(action, Stop) else f"('move', {action.value})"
+
+
+def _write_word(action: Action) -> str:
+    return f"<action>{action.word}</action>"
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a grammar is written and read."""
+
+    write: Callable[[Action], str]
+    read: Callable[[str], Iterator[Action | None]]
+    needs_tags: bool
+    """Whether an answer outside tags names nothing."""
+
+
+_FORMS = {
+    Grammar.TUPLE: _Form(_write_tuple, _read_tuples, needs_tags=False),
+    Grammar.KEYWORD: _Form(_write_word, _read_words, needs_tags=True),
+}

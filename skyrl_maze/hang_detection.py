@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from skyrl_maze import _compat
 from skyrl_maze.errors import closest
 
 AGENT_HOST = "HYPERPOD_JMA_HOST"
@@ -86,10 +87,8 @@ class Progress:
     def _register(self, config: HangConfig) -> None:
         try:
             from toolkit_for_ray_on_sagemaker_ai import log_monitoring
-            from toolkit_for_ray_on_sagemaker_ai.log_monitoring import _client
 
-            # It would read LOCAL_RANK, which SkyRL sets to the number of a GPU; the rank was chosen already.
-            _client._get_local_rank = lambda: 0
+            _compat.let_this_rank_tell()
             told = log_monitoring.LogMonitorConfig(rules=config.rules(), action=config.action)
             result = log_monitoring.SageMakerLogMonitoring(config=told).start().result
         except Exception as error:  # foreign code, of whatever version: no reason to end a run

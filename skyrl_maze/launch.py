@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import signal
 import socket
 import sys
@@ -17,6 +18,8 @@ from skyrl_maze.errors import LostNodeError, SkyRLMazeError, exit_code
 from skyrl_maze.runlog import EventReader, read_metrics
 
 if TYPE_CHECKING:
+    import psutil
+
     from skyrl_maze.settings import TrainConfig
 
 _POLL_S = 0.25
@@ -184,11 +187,21 @@ def _ray(cfg: "TrainConfig", progress: console.Progress) -> Iterator[None]:
         ray.shutdown()
         if nodes is not None:
             nodes.shutdown()
-        _, alive = psutil.wait_procs(started, timeout=5)
+        _, alive = psutil.wait_procs([p for p in started if not _is_of_python(p)], timeout=5)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(alive, timeout=5)
+
+
+def _is_of_python(process: "psutil.Process") -> bool:
+    """Whether it is this process's own tracker, which ends with it, and complains if it is killed."""
+    import psutil
+
+    try:
+        return process.ppid() == os.getpid() and "resource_tracker" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def _watch(cfg: "TrainConfig", progress: console.Progress) -> None:

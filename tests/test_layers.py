@@ -21,13 +21,13 @@ def names(text):
 # From the bottom up: a module imports only what stands before it.
 ORDER = names("""
 errors durable maze render actions prompt reward episode records evaluate compare
-env gymnasium_env dataset results recipes runlog gauges pictures chat trajectory faults hang_detection threads
+env gymnasium_env dataset results recipes runlog gauges pictures chat trajectory faults threads
 address policies endpoint plan play replay scores report report_page
 demonstrations demo_rows demo_files
 shards adapter merge complete versions batches checkpoints export_plan export_source export remote
 findings manifests manifest_rules manifest_safety manifest_check nodes collective
-_compat cpu deploy tiny stopper schooling mini advantages settings console task limits config maze_task
-vision budget preflight
+_compat hang_detection cpu deploy tiny stopper schooling mini advantages settings console
+task limits config maze_task vision budget preflight
 disk fit cluster_checks
 together training_state serving probe applied_lora sharing worker
 engine player generator adapter_trainer trainer narrator recorder exporter experiment
