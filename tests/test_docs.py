@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "hyperpod/README.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "hyperpod/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 
@@ -211,3 +211,13 @@ def test_links_within_the_project_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert missing == []
+
+
+def test_the_tests_that_security_names_exist() -> None:
+    named = re.findall(
+        r"`(test_\w+\.py)(?:::(test_\w+))?`", (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    )
+    assert len(named) > 10
+    for file, function in named:
+        text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert f"def {function}" in text, f"{file}::{function}"

@@ -54,6 +54,8 @@ layers packaging bootstrap rehearsal served docs benchmarks report_browser
 hyperpod_job hyperpod_submit lost_worker observability deployed
 site troubleshooting public
 """)
+PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+PICKLE_LOADERS = {"torch.load", "np.load", "numpy.load", "pandas.read_pickle"}
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
 
 
@@ -207,6 +209,26 @@ def test_a_heavy_import_is_seen_and_a_lazy_one_let_pass():
     assert heavy_imports(ast.parse("import skyrl_gym\ndef f():\n    import torch")) == set()
     lazy = "if TYPE_CHECKING:\n    import torch\nelse:\n    import vllm"
     assert heavy_imports(ast.parse(lazy)) == {"vllm"}
+
+
+def pickle_reads(tree):
+    """Where a module could read a pickle: an import of such a module, or a loader that takes them."""
+    for node in ast.walk(tree):
+        imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        imported += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+        yield from (name for name in imported if name.split(".")[0] in PICKLES)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in PICKLE_LOADERS:
+            yield ast.unparse(node.func)
+
+
+@pytest.mark.parametrize(("name", "path"), SOURCES, ids=IDS)
+def test_no_module_reads_a_pickle(name, path):
+    assert list(pickle_reads(ast.parse(path.read_text(encoding="utf-8")))) == []
+
+
+@pytest.mark.parametrize("code", ["import pickle", "from dill import loads", "x = torch.load(f)"])
+def test_a_pickle_that_is_read_is_seen(code):
+    assert len(list(pickle_reads(ast.parse(code)))) == 1
 
 
 def test_importing_the_pure_modules_loads_no_trainer():
