@@ -392,9 +392,9 @@ def test_its_commands_work(installed: Path) -> None:
 @pytest.mark.slow
 def test_the_commands_of_the_readme_work_word_for_word(installed: Path) -> None:
     commands = readme_commands()
-    assert len(commands) >= 3
+    assert commands
     for command in commands:
-        assert run_installed(installed, *shlex.split(command)).strip(), command
+        assert run_installed(installed, *shlex.split(command, comments=True)).strip(), command
 
 
 def run_from_wheel(wheel: Path, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
