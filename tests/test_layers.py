@@ -29,7 +29,7 @@ findings manifests manifest_rules manifest_safety manifest_check nodes collectiv
 _compat cpu deploy tiny stopper schooling mini advantages settings limits config console
 vision budget preflight
 disk fit cluster_checks
-together training_state serving probe applied_lora sharing worker
+together training_state merger serving probe applied_lora sharing worker
 engine player generator adapter_trainer trainer narrator recorder exporter experiment
 launch entrypoints job_server supervisor
 lora_export_cli lora_cli demos_cli play_cli report_cli resubmit_cli doctor_cli serve_cli cli hyperpod
@@ -38,7 +38,7 @@ HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 # These are the trainer's side; all others must be usable without it.
 MAY_BE_HEAVY = names("""
 stopper schooling advantages settings limits config vision budget preflight disk fit cluster_checks
-together training_state applied_lora sharing worker
+together training_state merger applied_lora sharing worker
 engine player generator adapter_trainer trainer narrator recorder exporter experiment
 """)
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
@@ -234,6 +234,10 @@ def test_a_pickle_that_is_read_is_seen(code):
 def test_importing_the_pure_modules_loads_no_trainer():
     modules = [f"skyrl_maze.{name}" for name in PURE]
     assert loaded_by(f"import skyrl_maze, skyrl_maze.entrypoints.main_base, {', '.join(modules)}") == []
+
+
+def test_the_merger_needs_ray_and_no_torch():
+    assert loaded_by("import skyrl_maze.merger") == ["ray"]
 
 
 def test_a_loaded_trainer_is_seen(tmp_path):
