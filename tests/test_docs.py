@@ -48,6 +48,7 @@ ELSEWHERE = {
     f"skyrl-maze doctor {OVERLAYS}": "test_doctor_cli.py",
     "kubectl kustomize hyperpod/overlays/published | skyrl-maze doctor - --json": "test_doctor_cli.py",
     "python benchmarks/lora.py": "test_benchmarks.py",
+    "python benchmarks/startup.py": "test_benchmarks.py",
     MAIN: "test_launch.py",
     f"uv run --with skyrl_maze {MAIN}": "test_packaging.py",
     f"python -m skyrl.train.entrypoints.main_base {OVERRIDE}": "test_launch.py",
