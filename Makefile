@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serving rehearse mini test test-fast browser promtool lint docs lock bench bench-lora clean
+.PHONY: help setup serving rehearse mini test test-fast browser promtool lint docs lock licences sbom bench bench-lora clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -49,6 +49,14 @@ docs: setup  ## these pages as a site, in site/ (ARGS="--site-dir DIR": elsewher
 lock:  ## remake requirements/ from pyproject.toml (ARGS=--upgrade: the newest of everything)
 	@[ -x .venv/bin/uv ] || scripts/bootstrap.sh
 	scripts/lock.sh $(ARGS)
+
+licences: setup  ## docs/licences.md again, from the locks (downloads what is locked for GPUs and is new)
+	$(PYTHON) scripts/licences.py
+
+sbom: setup  ## what lies in .venv as a CycloneDX bill of materials, in dist/
+	@mkdir -p dist
+	.venv/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file dist/skyrl_maze.cdx.json $(PYTHON)
 
 bench: setup  ## CPU time of one turn of a maze episode
 	$(PYTHON) benchmarks/environment.py $(ARGS)

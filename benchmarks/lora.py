@@ -46,7 +46,7 @@ class Merging:
     """The merger in a process of its own, which knows how much memory it took."""
 
     def __init__(self) -> None:
-        from skyrl_maze.sharing import Merger
+        from skyrl_maze.merger import Merger
 
         self._merger = Merger(on_head=False)
 

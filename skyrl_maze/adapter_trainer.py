@@ -19,11 +19,12 @@ from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
 
 from skyrl_maze import checkpoints  # noqa: E402
 from skyrl_maze.batches import TrainBatches  # noqa: E402
+from skyrl_maze.merger import start_merger  # noqa: E402
 from skyrl_maze.probe import probe_engines, probe_ids  # noqa: E402
 from skyrl_maze.runlog import RunLog  # noqa: E402
 from skyrl_maze.serving import WITNESS, label  # noqa: E402
 from skyrl_maze.settings import policy_ranks  # noqa: E402
-from skyrl_maze.sharing import MERGE_LIMIT_S, Share, Shared, start_merger  # noqa: E402
+from skyrl_maze.sharing import MERGE_LIMIT_S, Share, Shared  # noqa: E402
 from skyrl_maze.versions import Version, clean_leftovers, new_version  # noqa: E402
 
 _DAY_S = 86_400

@@ -5,9 +5,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from skyrl_maze.errors import RecordError
-from skyrl_maze.records import EpisodeRecord
+
+if TYPE_CHECKING:
+    from skyrl_maze.records import EpisodeRecord
 
 SIGNIFICANCE = 0.05
 
@@ -51,7 +54,7 @@ class Comparison:
         return self.p_value < SIGNIFICANCE
 
 
-def compare(a: Sequence[EpisodeRecord], b: Sequence[EpisodeRecord]) -> Comparison:
+def compare(a: Sequence["EpisodeRecord"], b: Sequence["EpisodeRecord"]) -> Comparison:
     """Compare two evaluations of the same mazes by the same rules.
 
     Raises:
@@ -86,14 +89,14 @@ def sign_test(wins_a: int, wins_b: int) -> float:
     return min(1.0, float(Fraction(2 * tail, 1 << decided)))
 
 
-def _by_maze(records: Sequence[EpisodeRecord]) -> dict[int, list[EpisodeRecord]]:
+def _by_maze(records: Sequence["EpisodeRecord"]) -> dict[int, list["EpisodeRecord"]]:
     found: dict[int, list[EpisodeRecord]] = defaultdict(list)
     for record in records:
         found[record.index].append(record)
     return dict(found)
 
 
-def _refuse_other_rules(index: int, a: EpisodeRecord, b: EpisodeRecord) -> None:
+def _refuse_other_rules(index: int, a: "EpisodeRecord", b: "EpisodeRecord") -> None:
     if a.maze_key != b.maze_key:
         raise RecordError(
             f"cannot compare: maze {index} is {a.maze_key} in one and {b.maze_key} in the other; "

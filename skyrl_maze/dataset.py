@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Optional
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from skyrl_maze import __version__
 from skyrl_maze.actions import GoalRule
@@ -174,6 +172,9 @@ def write_rows(path: Path, table_rows: list[dict[str, Any]]) -> None:
     Raises:
         DatasetError: it cannot be written there.
     """
+    import pyarrow as pa  # here, since whoever only draws mazes or writes files does not need it
+    import pyarrow.parquet as pq
+
     if path.exists():
         return
     try:
@@ -207,6 +208,9 @@ def load_file(path: Path) -> list[Maze]:
     Raises:
         DatasetError: it cannot be read, is not parquet, or has no column `maze` that holds mazes.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         with pq.ParquetFile(path) as file:
             columns = file.schema_arrow.names

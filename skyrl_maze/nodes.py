@@ -28,6 +28,13 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000 04 00 000
 _FETCH_LIMIT_S = 30
 
 
+def own_address() -> str:
+    """The address of the node that this runs on."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
 @dataclass(frozen=True)
 class Node:
     """One node, as Ray knows it."""

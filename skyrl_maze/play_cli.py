@@ -17,16 +17,14 @@ from skyrl_maze import scores
 from skyrl_maze.address import Address
 from skyrl_maze.compare import compare as compare_episodes
 from skyrl_maze.errors import ConfigError
-from skyrl_maze.evaluate import figures
 from skyrl_maze.policies import BASELINES, Baseline, Policy
-from skyrl_maze.records import EpisodeRecord, Summary
-from skyrl_maze.replay import write_gif
-from skyrl_maze.results import EpisodeLog, read_result, write_summary
 
 if TYPE_CHECKING:
     from skyrl_maze.plan import Plan
+    from skyrl_maze.records import EpisodeRecord
+    from skyrl_maze.results import EpisodeLog
 
-# What `play` alone needs is imported where it is used: environment and client take a second to load.
+# Environment, client and records are imported where they are used: --help would wait for them.
 app = typer.Typer()
 KEY_VARIABLE = "OPENAI_API_KEY"
 GIFS = "gifs"
@@ -96,6 +94,8 @@ def evaluate(
 
     Example: skyrl-maze evaluate runs/maze-cpu
     """
+    from skyrl_maze.results import read_result
+
     result = read_result(folder)
     _print(scores.result_tables(result.summary))
     _print_errors(result.episodes, Console(stderr=True, highlight=False, markup=False))
@@ -110,6 +110,8 @@ def compare(
 
     Example: skyrl-maze compare runs/maze/evaluations/step-00000000 runs/maze
     """
+    from skyrl_maze.results import read_result
+
     first, second = read_result(a), read_result(b)
     comparison = compare_episodes(first.episodes, second.episodes)
     _print(scores.comparison_tables(first, second, comparison))
@@ -135,6 +137,11 @@ def _address(
 
 
 def _play(plan: "Plan", name: str, address: Address | None, out: Path, concurrency: int, gif: bool) -> None:
+    from skyrl_maze.evaluate import figures
+    from skyrl_maze.records import Summary
+    from skyrl_maze.replay import write_gif
+    from skyrl_maze.results import EpisodeLog, write_summary
+
     say = Console(stderr=True, highlight=False, markup=False)
     if plan.solvable < len(plan.mazes):
         say.print(
@@ -157,11 +164,11 @@ def _played(
     plan: "Plan",
     name: str,
     address: Address | None,
-    log: EpisodeLog,
+    log: "EpisodeLog",
     concurrency: int,
     say: Console,
     out: Path,
-) -> list[EpisodeRecord]:
+) -> list["EpisodeRecord"]:
     """All episodes; on Ctrl-C those that ended are kept, and the command ends with 130."""
     from skyrl_maze.play import play as play_all
 
@@ -179,12 +186,12 @@ def _played(
     ended = len(log.done)
     task = bar.add_task(name[:40], total=len(plan.mazes) * plan.samples, completed=ended, solved=solved)
 
-    def count(record: EpisodeRecord) -> None:
+    def count(record: "EpisodeRecord") -> None:
         nonlocal solved, ended
         solved, ended = solved + record.success, ended + 1
         bar.update(task, completed=ended, solved=solved)
 
-    async def run() -> list[EpisodeRecord]:
+    async def run() -> list["EpisodeRecord"]:
         notify = _Notes(say)
         async with _policy(plan, name, address, notify) as policy:
             return await play_all(plan, policy, log, concurrency, count)
@@ -221,7 +228,7 @@ async def _policy(plan: "Plan", name: str, address: Address | None, notify: _Not
         yield endpoint
 
 
-def _print_errors(records: Iterable[EpisodeRecord], say: Console) -> None:
+def _print_errors(records: Iterable["EpisodeRecord"], say: Console) -> None:
     failed = [record for record in records if record.error is not None]
     if failed:
         say.print(

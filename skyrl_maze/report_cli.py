@@ -5,9 +5,6 @@ from typing import Annotated
 
 import typer
 
-from skyrl_maze.report import gather
-from skyrl_maze.report_page import render_page, write_page
-
 app = typer.Typer()
 
 
@@ -24,6 +21,9 @@ def report(
 
     Example: skyrl-maze report runs/maze-cpu --out report.html
     """
+    from skyrl_maze.report import gather
+    from skyrl_maze.report_page import render_page, write_page
+
     data = gather([folder] if other is None else [folder, other])
     page = render_page(data)
     write_page(out, page, force)

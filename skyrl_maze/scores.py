@@ -1,18 +1,21 @@
 """Evaluations and comparisons as tables for the terminal."""
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 from skyrl_maze.compare import SIGNIFICANCE, Comparison, MazeOfBoth
-from skyrl_maze.records import SolveRate, Summary
-from skyrl_maze.results import Result
+
+if TYPE_CHECKING:
+    from skyrl_maze.records import SolveRate, Summary
+    from skyrl_maze.results import Result
 
 _SHOWN_MAZES = 20
 
 
-def result_tables(summary: Summary) -> list[Table]:
+def result_tables(summary: "Summary") -> list[Table]:
     """What was played, how it went, and the solve rate by size and by shortest path."""
     whole = plain_table(("", ""), f"{summary.policy} on {summary.mazes or 'drawn mazes'}", header=False)
     for name, value in (*_conditions(summary), *_outcome(summary)):
@@ -26,7 +29,7 @@ def result_tables(summary: Summary) -> list[Table]:
     return [whole, groups]
 
 
-def _conditions(summary: Summary) -> list[tuple[str, str]]:
+def _conditions(summary: "Summary") -> list[tuple[str, str]]:
     rows = [
         ("rule", f"{summary.goal_rule}, {summary.max_turns} turns"),
         ("looks and grammar", f"{summary.theme}, {summary.grammar}"),
@@ -41,7 +44,7 @@ def _conditions(summary: Summary) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows if value is not None]
 
 
-def _outcome(summary: Summary) -> list[tuple[str, str]]:
+def _outcome(summary: "Summary") -> list[tuple[str, str]]:
     solved = round(summary.solve_rate * summary.episodes)
     excess = summary.mean_excess_steps
     reasons = sorted(summary.stop_reasons.items(), key=lambda item: -item[1])
@@ -58,7 +61,7 @@ def _outcome(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
-def comparison_tables(a: Result, b: Result, comparison: Comparison) -> list[Table]:
+def comparison_tables(a: "Result", b: "Result", comparison: Comparison) -> list[Table]:
     """Both evaluations side by side, and the mazes that only one of them solved."""
     sides = plain_table(("", "solved", "95 % interval", "SPL"))
     for name, result in (("A", a), ("B", b)):
@@ -92,7 +95,7 @@ def verdict(comparison: Comparison) -> str:
     )
 
 
-def differences(a: Summary, b: Summary) -> list[str]:
+def differences(a: "Summary", b: "Summary") -> list[str]:
     """Conditions that may differ between two evaluations that can be compared, and do."""
     names = ("mazes", "theme", "grammar", "temperature")
     return [
@@ -102,7 +105,7 @@ def differences(a: Summary, b: Summary) -> list[str]:
     ]
 
 
-def _cells(rate: SolveRate) -> tuple[str, str, str]:
+def _cells(rate: "SolveRate") -> tuple[str, str, str]:
     return (
         str(rate.episodes),
         f"{round(rate.solve_rate * rate.episodes)}, {rate.solve_rate:.2%}",

@@ -2,35 +2,28 @@
 
 rank: own rows -> shards/        no collective
 all ranks: what went wrong?      one exchange, so that none waits for a rank that failed
-head node: shards -> adapter/    an actor that needs neither GPU nor model
+head node: shards -> adapter/    an actor that needs neither GPU nor model: see `merger`
 rank 0: every engine loads it    one immutable folder a version, proven by each engine: see `serving`
 all ranks: what went wrong?
 """
 
 import asyncio
 import dataclasses
-import shutil
-import time
-from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 import torch.distributed as dist
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from skyrl_maze.adapter import CONFIG_FILE, peft_config, read_config
-from skyrl_maze.complete import verify
+from skyrl_maze.adapter import CONFIG_FILE, peft_config
 from skyrl_maze.durable import new_file
 from skyrl_maze.errors import AdapterError
-from skyrl_maze.merge import apply_merge, config_bytes, plan_merge
-from skyrl_maze.nodes import HEAD_RESOURCE
+from skyrl_maze.merge import config_bytes
 from skyrl_maze.serving import Served, serve_everywhere
-from skyrl_maze.shards import read_manifests, write_shard
-from skyrl_maze.together import failure_of, node, of_all_ranks, raise_together
-from skyrl_maze.versions import Version, publish, publish_folder, retain
+from skyrl_maze.shards import write_shard
+from skyrl_maze.together import failure_of, of_all_ranks, raise_together
+from skyrl_maze.versions import Version, retain
 
 # Below the ten minutes after which the ranks' collectives give up.
 MERGE_LIMIT_S = 240
@@ -48,7 +41,7 @@ class Share:
     keep: int
     """How many complete versions stay."""
     merger: Any
-    """Handle of the `Merger`."""
+    """Handle of a `merger.Merger`."""
     previous: Version | None = None
     """What the engines serve now, to go back to."""
     witnessed: bool = True
@@ -64,60 +57,6 @@ class Shared:
     served: Served
     largest_b: float
     """The largest absolute value in any lora_B, as written; 0 before the first update."""
-
-
-class Merger:
-    """Merges shards where it was put, which is the head node if there is one."""
-
-    def __init__(self, on_head: bool) -> None:
-        self._on_head = on_head
-        self._report: dict[str, Any] = {}
-
-    def node_id(self) -> str:
-        """Ray's name for the node that it runs on."""
-        return str(ray.get_runtime_context().get_node_id())
-
-    def merge(self, version: Version) -> dict[str, Any]:
-        """Publish the adapter of a version whose shards are written; what it reports is kept."""
-        started_s = time.monotonic()
-        config = read_config(version.shards / CONFIG_FILE)
-        plan = plan_merge(read_manifests(version.shards))
-        publish(version, lambda scratch: apply_merge(plan, version.shards, scratch, config))
-        self._report = {
-            "step": version.step,
-            "attempt": version.attempt,
-            "path": str(version.adapter),
-            "bytes": plan.bytes,
-            "seconds": time.monotonic() - started_s,
-            "node": node(),
-            "on_head": self._on_head,
-        }
-        return self._report
-
-    def export(self, version: Version, out: Path) -> None:
-        """Copy the adapter of a published version to `out`, a folder of its own; an older one goes."""
-        files = verify(version.path).files
-
-        def copy(scratch: Path) -> None:
-            for file in files:
-                shutil.copyfile(version.path / file.path, scratch / Path(file.path).name)
-
-        publish_folder(out, copy, version.run_id, version.step, version.attempt, replace=True)
-
-    def report(self) -> dict[str, Any]:
-        """What the last merge came to; empty before the first."""
-        return self._report
-
-
-def start_merger() -> Any:
-    """An actor on the head node, or on this one where no node is marked as head. It takes no CPU slot."""
-    on_head = HEAD_RESOURCE in ray.cluster_resources()  # type: ignore[no-untyped-call]
-    if on_head:
-        options: dict[str, Any] = {"resources": {HEAD_RESOURCE: 0.001}}
-    else:
-        here = ray.get_runtime_context().get_node_id()
-        options = {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
-    return ray.remote(num_cpus=0, **options)(Merger).remote(on_head)
 
 
 def local_rows(peft_model: Any) -> dict[str, tuple[torch.Tensor, tuple[int, ...], int]]:

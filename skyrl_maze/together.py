@@ -2,16 +2,11 @@
 
 from typing import Any
 
-import ray
 import torch.distributed as dist
 
 from skyrl_maze.errors import SkyRLMazeError
 from skyrl_maze.faults import cause_of
-
-
-def node() -> str:
-    """The address of this node."""
-    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+from skyrl_maze.nodes import own_address
 
 
 def failure_of(error: BaseException) -> str:
@@ -19,7 +14,7 @@ def failure_of(error: BaseException) -> str:
     while isinstance(cause := getattr(error, "cause", None), BaseException):
         error = cause
     text = str(error) if isinstance(error, SkyRLMazeError) else cause_of(error)
-    return f"rank {dist.get_rank()} on {node()}: {text}"
+    return f"rank {dist.get_rank()} on {own_address()}: {text}"
 
 
 def of_all_ranks(failure: str | None, value: Any, what: str, kind: type[SkyRLMazeError]) -> list[Any]:

@@ -19,7 +19,8 @@ from skyrl_maze import _compat
 
 _compat.install()
 
-from skyrl_maze.sharing import Merger, Share, share_adapter  # noqa: E402
+from skyrl_maze.merger import Merger  # noqa: E402
+from skyrl_maze.sharing import Share, share_adapter  # noqa: E402
 from skyrl_maze.versions import Version  # noqa: E402
 
 

@@ -61,3 +61,22 @@ def test_the_adapters_way_is_measured_beside_a_copy_and_skyrls_own(tmp_path: Pat
         measured["stock_scaled_down_bytes_measured"],
     )
     assert computed < written < 1.5 * computed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_start_up_is_measured_beside_what_skyrl_imports_itself(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, "benchmarks/startup.py", "--repeats", "1", "--json", str(figures)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=480)
+    assert done.returncode == 0, done.stdout + done.stderr
+    measured = json.loads(figures.read_text(encoding="utf-8"))
+    assert {name: len(seconds) for name, seconds in measured["commands"].items()} == {
+        "python -c pass": 1,
+        "skyrl-maze --help": 1,
+        "skyrl-maze recipes show maze": 1,
+    }
+    assert set(measured["processes"]) == {"trainer task", "policy rank", "merger", "vLLM worker"}
+    for process in measured["processes"].values():
+        assert 0 < process["ours_modules"] < process["base_modules"] / 10
+        assert process["base_s"][0] > process["ours_s"][0] > 0

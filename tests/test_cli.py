@@ -78,10 +78,12 @@ def test_a_usage_error_is_code_2(run, command):
     assert "Usage: skyrl-maze" in err
 
 
-def test_the_console_script_loads_no_trainer():
+@pytest.mark.parametrize("arguments", [["--help"], ["recipes", "show", "maze"]])
+def test_looking_loads_neither_trainer_nor_data_formats(arguments):
     heavy = ("torch", "ray", "vllm", "skyrl", "transformers", "skyrl_gym")
+    heavy += ("pandas", "pyarrow", "jinja2", "aiohttp")
     code = (
-        "import sys; from skyrl_maze import cli; sys.argv = ['skyrl-maze', '--help']\n"
+        f"import sys; from skyrl_maze import cli; sys.argv = {['skyrl-maze', *arguments]!r}\n"
         "try: cli.main()\n"
         f"except SystemExit: print('loaded:', *[name for name in {heavy!r} if name in sys.modules])"
     )

@@ -286,7 +286,7 @@ def test_an_existing_file_is_left_as_it_is(tmp_path, two_rows):
 
 @pytest.mark.parametrize(
     "target",
-    ["os.replace", "os.fsync", "os.chmod", "skyrl_maze.dataset.pq.write_table", "pathlib.Path.mkdir"],
+    ["os.replace", "os.fsync", "os.chmod", "pyarrow.parquet.write_table", "pathlib.Path.mkdir"],
 )
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS])
 def test_a_failed_write_leaves_nothing_and_says_where(tmp_path, monkeypatch, two_rows, target, code):
@@ -323,7 +323,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch, two_rows):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("skyrl_maze.dataset.pq.write_table", half)
+        patch.setattr("pyarrow.parquet.write_table", half)
         with pytest.raises(KeyboardInterrupt):
             write_rows(tmp_path / "mazes.parquet", two_rows)
     assert list(tmp_path.iterdir()) == []

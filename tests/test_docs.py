@@ -14,15 +14,8 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 PAGES = [
-    *(
-        ROOT / name
-        for name in (
-            "README.md",
-            "CONTRIBUTING.md",
-            "hyperpod/README.md",
-            "examples/sliding_puzzle/README.md",
-        )
-    ),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *(ROOT / folder / "README.md" for folder in ("hyperpod", "examples/sliding_puzzle")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 
@@ -61,6 +54,7 @@ ELSEWHERE = {
     f"skyrl-maze doctor hyperpod/overlays/published {ANOTHER_RUN}": "test_doctor_cli.py",
     "kubectl kustomize hyperpod/overlays/published | skyrl-maze doctor - --json": "test_doctor_cli.py",
     "python benchmarks/lora.py": "test_benchmarks.py",
+    "python benchmarks/startup.py": "test_benchmarks.py",
     MAIN: "test_launch.py",
     f"uv run --with skyrl_maze {MAIN}": "test_packaging.py",
     f"python -m skyrl.train.entrypoints.main_base {OVERRIDE}": "test_launch.py",
@@ -253,3 +247,34 @@ def test_links_within_the_project_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert missing == []
+
+
+def _where_to_go(page: Path) -> dict[str, list[str]]:
+    """Pages of docs/ by what a reader wants, from the table of a page."""
+    rows = re.findall(r"^\| (.*) \| (.*) \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    links = {wanted: re.findall(r"\]\(([^)]+)\)", cell) for wanted, cell in rows[1:]}
+    places = {
+        wanted: [(page.parent / link).relative_to(ROOT) for link in found] for wanted, found in links.items()
+    }
+    return {wanted: [str(p) for p in found if p.parts[0] == "docs"] for wanted, found in places.items()}
+
+
+def test_the_readme_leads_to_every_page_and_the_site_the_same_way() -> None:
+    table = _where_to_go(ROOT / "README.md")
+    assert table == _where_to_go(ROOT / "docs/index.md")
+    reached = {link.partition("#")[0] for links in table.values() for link in links}
+    assert reached == {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - {"docs/index.md"}
+
+
+def test_the_readme_fits_on_a_screen() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 75
+
+
+def test_the_tests_that_security_names_exist() -> None:
+    named = re.findall(
+        r"`(test_\w+\.py)(?:::(test_\w+))?`", (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    )
+    assert len(named) > 10
+    for file, function in named:
+        text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert f"def {function}" in text, f"{file}::{function}"

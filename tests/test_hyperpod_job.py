@@ -278,7 +278,7 @@ import ray
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from skyrl_maze.sharing import start_merger
+from skyrl_maze.merger import start_merger
 
 ray.init(log_to_driver=False)
 node = lambda: ray.get_runtime_context().get_node_id()

@@ -29,7 +29,7 @@ findings manifests manifest_rules manifest_safety manifest_check nodes collectiv
 _compat hang_detection cpu deploy tiny stopper schooling mini advantages settings console
 task limits config maze_task vision budget preflight
 disk fit cluster_checks
-together training_state serving probe applied_lora sharing worker
+together training_state merger serving probe applied_lora sharing worker
 engine player generator adapter_trainer trainer narrator recorder exporter experiment
 launch entrypoints job_server supervisor
 lora_export_cli lora_cli demos_cli play_cli report_cli resubmit_cli doctor_cli serve_cli cli hyperpod
@@ -39,7 +39,7 @@ HEAVY = {"torch", "ray", "vllm", "skyrl", "transformers"}
 MAY_BE_HEAVY = names("""
 stopper schooling advantages settings task limits config maze_task
 vision budget preflight disk fit cluster_checks
-together training_state applied_lora sharing worker
+together training_state merger applied_lora sharing worker
 engine player generator adapter_trainer trainer narrator recorder exporter experiment
 """)
 BEFORE_TRAINER = ORDER[: ORDER.index("advantages")]
@@ -55,6 +55,8 @@ layers packaging bootstrap rehearsal served docs benchmarks report_browser
 hyperpod_job hyperpod_submit lost_worker observability deployed
 site troubleshooting public sliding_puzzle
 """)
+PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+PICKLE_LOADERS = {"torch.load", "np.load", "numpy.load", "pandas.read_pickle"}
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 70
 
 
@@ -210,9 +212,33 @@ def test_a_heavy_import_is_seen_and_a_lazy_one_let_pass():
     assert heavy_imports(ast.parse(lazy)) == {"vllm"}
 
 
+def pickle_reads(tree):
+    """Where a module could read a pickle: an import of such a module, or a loader that takes them."""
+    for node in ast.walk(tree):
+        imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        imported += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+        yield from (name for name in imported if name.split(".")[0] in PICKLES)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in PICKLE_LOADERS:
+            yield ast.unparse(node.func)
+
+
+@pytest.mark.parametrize(("name", "path"), SOURCES, ids=IDS)
+def test_no_module_reads_a_pickle(name, path):
+    assert list(pickle_reads(ast.parse(path.read_text(encoding="utf-8")))) == []
+
+
+@pytest.mark.parametrize("code", ["import pickle", "from dill import loads", "x = torch.load(f)"])
+def test_a_pickle_that_is_read_is_seen(code):
+    assert len(list(pickle_reads(ast.parse(code)))) == 1
+
+
 def test_importing_the_pure_modules_loads_no_trainer():
     modules = [f"skyrl_maze.{name}" for name in PURE]
     assert loaded_by(f"import skyrl_maze, skyrl_maze.entrypoints.main_base, {', '.join(modules)}") == []
+
+
+def test_the_merger_needs_ray_and_no_torch():
+    assert loaded_by("import skyrl_maze.merger") == ["ray"]
 
 
 def test_a_loaded_trainer_is_seen(tmp_path):

@@ -1,4 +1,4 @@
-"""The wheel, its metadata, the locks, and the wheel run from outside the checkout."""
+"""Wheel and sdist, their metadata, the locks, licences, and what is installed run outside the checkout."""
 
 import ast
 import email
@@ -7,9 +7,11 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -21,6 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import skyrl_maze
+from scripts import licences
 
 ROOT = Path(__file__).parents[1]
 VENV = Path(sys.prefix)
@@ -120,6 +123,15 @@ def test_metadata(metadata: email.message.Message) -> None:
     assert {">=3.12", "<3.14"} == set(metadata["Requires-Python"].split(","))
 
 
+def test_the_index_would_take_sdist_and_wheel(dist: Path) -> None:
+    files = sorted(dist.glob("skyrl_maze-*"))
+    assert len(files) == 2
+    check = [sys.executable, "-m", "twine", "check", "--strict", *map(str, files)]
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASSED") == 2
+
+
 def test_licence_text_is_in_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("/licenses/LICENSE")]
@@ -152,7 +164,7 @@ def declared(*extras: str) -> set[str]:
 
 def third_party_imports(folder: Path) -> Iterator[tuple[str, str]]:
     """Pairs of file and imported top-level module, standard library and this checkout left out."""
-    ours = {"skyrl_maze", "benchmarks", *(path.stem for path in folder.glob("*.py"))}
+    ours = {"skyrl_maze", "benchmarks", "scripts", *(path.stem for path in folder.glob("*.py"))}
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             modules = []
@@ -179,8 +191,8 @@ def test_every_import_of_the_package_is_declared(folder: str) -> None:
     assert undeclared_imports(ROOT / folder, declared("cpu", "gymnasium", "s3", "hyperpod")) == []
 
 
-@pytest.mark.parametrize("folder", ["tests", "benchmarks"])
-def test_every_import_of_tests_and_benchmarks_is_declared(folder: str) -> None:
+@pytest.mark.parametrize("folder", ["tests", "benchmarks", "scripts"])
+def test_every_import_of_tests_benchmarks_and_scripts_is_declared(folder: str) -> None:
     assert undeclared_imports(ROOT / folder, declared("cpu", "gymnasium", "s3", "hyperpod", "dev")) == []
 
 
@@ -232,6 +244,63 @@ def test_installed_environment_is_the_locked_one() -> None:
     assert installed == wanted
 
 
+# --- Licences ---
+
+LISTED = {pin: (licence, locks) for pin, licence, locks in licences.written()}
+
+
+def test_the_licence_list_covers_the_locks_exactly() -> None:
+    wanted: dict[tuple[str, str], str] = {}
+    for lock in licences.LOCKS:
+        for pin in locked(lock).items():
+            wanted[pin] = f"{wanted[pin]}, {lock}" if pin in wanted else lock
+    assert {pin: locks for pin, (_, locks) in LISTED.items()} == wanted, "run make licences"
+
+
+def test_the_licence_list_says_what_the_installed_packages_declare() -> None:
+    declared_here = licences.licences(importlib.metadata.distributions(), LISTED)
+    assert locked("cpu").items() <= declared_here.keys()
+    listed = {pin: LISTED[pin][0] for pin in declared_here}
+    assert listed == declared_here, "run make licences"
+
+
+MIT = "Classifier: License :: OSI Approved :: MIT License\n"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "file", "licence"),
+    [
+        ("License-Expression: MIT\nLicense: BSD\n", "", "MIT"),
+        (f"License: BSD\n{MIT}", "", "BSD"),
+        (f"License: A\n long\n text\n{MIT}", "", "MIT License"),
+        ("License: UNKNOWN\n", "\n  The Licence \nof x\n", "The Licence"),
+        ("", "", licences.NONE),
+    ],
+)
+def test_a_package_declares_its_licence_in_one_of_four_ways(
+    metadata: str, file: str, licence: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "x-1.dist-info"
+    (folder / "licenses").mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Name: x\nVersion: 1\n{metadata}")
+    (folder / "licenses/COPYING").write_text(file)
+    (folder / "RECORD").write_text("x-1.dist-info/licenses/COPYING,,\n")
+    assert licences.licence_of(importlib.metadata.Distribution.at(folder)) == licence
+
+
+@pytest.mark.slow
+def test_the_bill_of_materials_holds_what_is_locked(tmp_path: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", "")
+    (command,) = re.findall(r"^\t\.venv/bin/(cyclonedx-py .*)$", makefile, re.MULTILINE)
+    command = command.replace("dist/", f"{tmp_path}/").replace("$(PYTHON)", sys.executable)
+    done = subprocess.run([VENV / "bin" / command.split()[0], *command.split()[1:]], cwd=ROOT, check=False)
+    assert done.returncode == 0
+    bill = json.loads((tmp_path / "skyrl_maze.cdx.json").read_text(encoding="utf-8"))
+    assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "skyrl_maze")
+    components = {(str(canonicalize_name(c["name"])), c["version"]) for c in bill["components"]}
+    assert locked("cpu").items() <= components
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", ["gpu", "cpu", "gymnasium", "s3", "hyperpod", "docs"])
 def test_extras_resolve_from_the_index(wheel: Path, extra: str, tmp_path: Path) -> None:
@@ -247,7 +316,85 @@ def test_extras_resolve_from_the_index(wheel: Path, extra: str, tmp_path: Path) 
     assert f" + {names.get(extra, f'{extra}==')}" in done.stderr
 
 
-# --- The wheel, from outside the checkout ---
+# --- Installed, outside the checkout ---
+
+
+@pytest.fixture(scope="module", params=["*.whl", "*.tar.gz"])
+def installed(dist: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment with wheel or sdist in it, over the packages of this one but not its skyrl_maze."""
+    folder = tmp_path_factory.mktemp("installed")
+    (archive,) = dist.glob(request.param)
+    made = run_uv("venv", "--quiet", "--python", sys.executable, "env", cwd=folder)
+    assert made.returncode == 0, made.stderr
+    (site,) = folder.glob("env/lib/python*/site-packages")
+    # A folder on the path, whose own .pth files, that of the checkout among them, do not count.
+    (site / "below.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    install = [
+        "pip",
+        "install",
+        "--offline",
+        "--no-deps",
+        "--no-build-isolation",
+        "--python",
+        "env/bin/python",
+    ]
+    done = run_uv(*install, str(archive), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def run_installed(folder: Path, *command: str) -> str:
+    """What a command of that environment prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    path = f"{folder / 'env/bin'}:{environment['PATH']}"
+    done = subprocess.run(
+        [str(folder / "env/bin" / command[0]), *command[1:]],
+        cwd=folder,
+        env={**environment, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+def readme_commands() -> list[str]:
+    """The commands of README.md that need no checkout, no run and no index."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    return [line for line in "".join(blocks).splitlines() if line.startswith("skyrl-maze ")]
+
+
+@pytest.mark.slow
+def test_what_is_installed_is_whole_and_its_own(installed: Path) -> None:
+    code = """
+import pathlib, skyrl_maze
+from skyrl_maze import dataset, hyperpod, recipes
+from skyrl_maze.entrypoints import main_base
+folder = pathlib.Path(skyrl_maze.__file__).parent
+print(folder, *(path.relative_to(folder) for path in folder.rglob("*")), sep="\\n")
+"""
+    place, *found = run_installed(installed, "python", "-c", code).splitlines()
+    assert Path(place).is_relative_to(installed)
+    shipped = {str(in_wheel(name)).removeprefix("skyrl_maze/") for name in git_files() if in_wheel(name)}
+    assert shipped <= set(found)
+
+
+@pytest.mark.slow
+def test_its_commands_work(installed: Path) -> None:
+    assert "recipes" in run_installed(installed, "skyrl-maze", "--help")
+    for recipe in ("maze", "maze_mini"):
+        assert recipe in run_installed(installed, "skyrl-maze", "recipes")
+        assert "trainer:" in run_installed(installed, "skyrl-maze", "recipes", "show", recipe)
+    assert "visgym-easy-64" in run_installed(installed, "skyrl-maze", "sets")
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_work_word_for_word(installed: Path) -> None:
+    commands = readme_commands()
+    assert commands
+    for command in commands:
+        assert run_installed(installed, *shlex.split(command, comments=True)).strip(), command
 
 
 def run_from_wheel(wheel: Path, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
