@@ -42,6 +42,8 @@ class Theme:
         agent: the mark of the position, a disc over its cell.
         cell_px: side of a cell in pixels unless the caller says otherwise.
         min_cell_px, max_cell_px: what the caller may say.
+        disc: first row, and column spans, of the agent's disc in a cell of `cell_px`, both inclusive; None
+            for a disc of any size.
     """
 
     name: str
@@ -52,12 +54,16 @@ class Theme:
     cell_px: int
     min_cell_px: int
     max_cell_px: int
+    disc: tuple[int, tuple[tuple[int, int], ...]] | None = None
 
     @property
     def palette(self) -> bytes:
         """The 4 colours as 12 bytes of RGB: floor, wall, goal, agent."""
         return bytes(self.floor.colour + self.wall.colour + self.goal.colour + self.agent.colour)
 
+
+# Of VisGym's disc, in rows 6 to 17 of its cell.
+_VISGYM_SPANS = ((10, 13), (9, 14), (8, 15), (7, 16), *[(6, 17)] * 4, (7, 16), (8, 15), (9, 14), (10, 13))
 
 THEMES: Mapping[str, Theme] = MappingProxyType(
     {
@@ -83,12 +89,10 @@ THEMES: Mapping[str, Theme] = MappingProxyType(
             cell_px=25,
             min_cell_px=25,
             max_cell_px=25,
+            disc=(6, _VISGYM_SPANS),
         ),
     }
 )
-
-# Inclusive column spans of VisGym's disc in rows 6 to 17 of its cell.
-_VISGYM_SPANS = ((10, 13), (9, 14), (8, 15), (7, 16), *[(6, 17)] * 4, (7, 16), (8, 15), (9, 14), (10, 13))
 
 
 def render(
@@ -141,7 +145,7 @@ def picture_side_px(size: int, theme: str = "tokens", cell_px: int | None = None
     low, high = chosen.min_cell_px, chosen.max_cell_px
     px = chosen.cell_px if cell_px is None else cell_px
     if not is_int(px) or not low <= px <= high:
-        allowed = f"an int from {low} to {high}" if low < high else f"{low}; 'tokens' has other sizes"
+        allowed = f"an int from {low} to {high}" if low < high else f"{low}; {_resizable()} has other sizes"
         raise MazeError(f"cannot draw theme {theme!r} with cell_px {px!r}: it must be {allowed}")
     if size * px > MAX_SIDE_PX:
         raise MazeError(
@@ -149,6 +153,10 @@ def picture_side_px(size: int, theme: str = "tokens", cell_px: int | None = None
             f"more than {MAX_SIDE_PX}; use a cell_px of at most {MAX_SIDE_PX // size}"
         )
     return int(size * px)
+
+
+def _resizable() -> str:
+    return " or ".join(repr(name) for name, theme in THEMES.items() if theme.min_cell_px < theme.max_cell_px)
 
 
 def _indices(maze: Maze, position: Cell, theme: str, cell_px: int | None) -> NDArray[np.uint8]:
@@ -165,9 +173,10 @@ def _indices(maze: Maze, position: Cell, theme: str, cell_px: int | None) -> NDA
 @functools.lru_cache(maxsize=32)
 def _disc(theme: str, px: int) -> NDArray[np.bool_]:
     """bool [px, px], True on the agent's disc within its cell; read-only."""
-    if theme == "visgym":
+    if drawn := THEMES[theme].disc:
         disc = np.zeros((px, px), dtype=np.bool_)
-        for row, (first, last) in enumerate(_VISGYM_SPANS, start=6):
+        top, spans = drawn
+        for row, (first, last) in enumerate(spans, start=top):
             disc[row, first : last + 1] = True
     else:
         # Pixels whose centre lies within 3/8 of a cell from the centre of the cell.

@@ -210,6 +210,14 @@ def test_what_is_quoted_is_there(block: Block) -> None:
     assert block.text.partition("\n")[2] in file.read_text(encoding="utf-8")
 
 
+def test_what_contributors_are_told_to_change_is_there() -> None:
+    rows = re.findall(r"^\| .* \|$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([\w.*/]+/[\w.*/]*)`|\b(docs/[\w-]+\.md)", row)}
+    patterns = [pattern for pair in named for pattern in pair if pattern]
+    assert len(patterns) > 20
+    assert [pattern for pattern in patterns if not list(ROOT.glob(pattern))] == []
+
+
 def test_the_tutorial_tells_how_long_its_files_are() -> None:
     page = (ROOT / "docs/your-own-environment.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*`) \| .* \| ([\d, ]+) \|$", page, re.MULTILINE)

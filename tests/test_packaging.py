@@ -164,7 +164,8 @@ def declared(*extras: str) -> set[str]:
 
 def third_party_imports(folder: Path) -> Iterator[tuple[str, str]]:
     """Pairs of file and imported top-level module, standard library and this checkout left out."""
-    ours = {"skyrl_maze", "benchmarks", "scripts", *(path.stem for path in folder.glob("*.py"))}
+    examples = (path.stem for path in (ROOT / "examples").iterdir())
+    ours = {"skyrl_maze", "benchmarks", "scripts", *examples, *(path.stem for path in folder.glob("*.py"))}
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             modules = []
