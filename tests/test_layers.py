@@ -190,6 +190,32 @@ def test_the_map_is_in_the_order_of_the_imports():
         assert not below, f"{modules} import {below}, which stand below them"
 
 
+def boxes_of_the_figure():
+    """(row, box, modules) of the figure in docs/architecture.md, from the top."""
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    row, box, modules = 0, "", {}
+    for line in re.search(r"┌.*?┘", page, re.DOTALL)[0].splitlines():
+        if not line.startswith("│"):
+            row += 1
+            continue
+        box = line[2:12].strip() or box
+        modules.setdefault((row, box), []).extend(line.strip("│")[11:].split())
+    return [(row, box, names) for (row, box), names in modules.items()]
+
+
+def test_the_figure_shows_every_module_once_and_imports_go_down_its_rows():
+    boxes = boxes_of_the_figure()
+    home = {module: (row, box) for row, box, modules in boxes for module in modules}
+    assert sorted(module for _, _, modules in boxes for module in modules) == sorted(ORDER)
+    used = set()
+    for name, path in SOURCES:
+        for target in own_imports(ast.parse(path.read_text(encoding="utf-8"))):
+            (row, box), (target_row, target_box) = home[name], home[target]
+            assert box == target_box or row < target_row, f"{name} ({box}) imports {target} ({target_box})"
+            used |= {target_box} - {box}
+    assert {box for row, box, _ in boxes if row > 2} <= used, "a box that nothing needs is in the wrong row"
+
+
 @pytest.mark.parametrize(
     ("modules", "needed"), list(rows_of_the_map()), ids=lambda names: ",".join(names)[:40]
 )
