@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -96,7 +97,7 @@ def parse(text: str) -> list[Object]:
     if len(text) > _MOST_BYTES:
         raise ManifestError(f"is longer than {_MOST_BYTES} characters")
     try:
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+        documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ManifestError(f"is not YAML: {' '.join(str(error).split())[:300]}") from error
     if problems := list(itertools.islice(_unfit(documents), _MOST_PROBLEMS)):
@@ -112,6 +113,18 @@ def parse(text: str) -> list[Object]:
     if problems:
         raise ManifestError("\n".join(problems))
     return things
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, as kubectl does; PyYAML takes the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if twice := [key for key, times in keys.items() if times > 1]:
+            said = f"the key {', '.join(twice)} is there twice"
+            raise yaml.composer.ComposerError("in a mapping", node.start_mark, said, node.end_mark)
+        return node
 
 
 _IDENTITY = (("apiVersion",), ("kind",), ("metadata", "name"))
@@ -213,9 +226,9 @@ def amount(group: Object, resource: str, kind: str = "limits") -> float:
 
 
 def count(group: Object, resource: str, kind: str = "limits") -> int:
-    """An amount that is counted in pieces; 0 also for what is no quantity."""
+    """An amount that is counted in pieces; 0 also for what is no whole quantity."""
     found = amount(group, resource, kind)
-    return int(found) if math.isfinite(found) else 0
+    return int(found) if found.is_integer() else 0
 
 
 def replicas(group: Object) -> int:

@@ -17,6 +17,8 @@ app = typer.Typer()
 # What `dynamic_lora_loading_path` of Ray 2.57 may begin with.
 _STORES = ("s3://", "gs://", "abfss://", "azure://")
 
+_BREAK = " \\\n    "
+
 
 @app.command()
 def serve(
@@ -60,7 +62,7 @@ def serve(
     settings = deploy.recorded(run, recipe)
     adapter, passed_over = deploy.newest(run, settings, step)
     plan = deploy.plan(settings, adapter, base, base_name, name)
-    say = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    say = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
     for problem in passed_over:
         say.print(f"note: not served: {problem}")
     if not adapter.exported and not start:
@@ -102,7 +104,8 @@ def _ray(plan: deploy.Deployment, address: str, replicas: int, cpu: bool, recipe
 def _print_command(environment: dict[str, str], command: list[str]) -> None:
     """One option a line, as a shell takes it."""
     words = [*(f"{name}={value}" for name, value in environment.items()), *map(shlex.quote, command)]
-    print(" ".join(words).replace(" --", " \\\n    --"))
+    # A break only between words: within one it would be part of it.
+    print("".join(f"{_BREAK if word.startswith('--') else ' '}{word}" for word in words).lstrip())
 
 
 def _say_how_to_play(model: str, endpoint: str, plan: deploy.Deployment, recipe: str, say: Console) -> None:
