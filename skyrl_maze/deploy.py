@@ -22,6 +22,8 @@ from skyrl_maze.versions import all_versions
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes for `max_lora_rank` (vllm.config.lora.MaxLoRARanks, alike in 0.25 and 0.30)."""
+STORES = ("s3://", "gs://", "abfss://", "azure://")
+"""What `dynamic_lora_loading_path` of Ray 2.57 may begin with."""
 CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """What vLLM needs on a machine without a GPU that has other work as well."""
 _STEP = re.compile(r"global_step_(0|[1-9]\d{0,14})")

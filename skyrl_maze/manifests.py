@@ -24,7 +24,7 @@ SHARED = "/shared"
 _BUILD_LIMIT_S = 60
 # Aliases let a short text stand for endless data.
 _MOST_BYTES, _MOST_VALUES, _MOST_PROBLEMS = 4_000_000, 100_000, 20
-_CLUSTER = {"RayCluster": (), "RayJob": ("rayClusterSpec",), "RayService": ("rayClusterConfig",)}
+CLUSTER = {"RayCluster": (), "RayJob": ("rayClusterSpec",), "RayService": ("rayClusterConfig",)}
 _SUFFIXES = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _SUFFIXES |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", start=1)}
 
@@ -170,7 +170,7 @@ def entries(thing: Any, *path: str) -> list[Object]:
 
 def cluster_of(thing: Object) -> Object:
     """The RayClusterSpec in a Ray resource."""
-    return mapping(thing, "spec", *_CLUSTER[thing["kind"]])
+    return mapping(thing, "spec", *CLUSTER[thing["kind"]])
 
 
 def groups_of(thing: Object) -> list[Object]:

@@ -14,8 +14,6 @@ from skyrl_maze import deploy, recipes
 from skyrl_maze.errors import ConfigError, SetupError
 
 app = typer.Typer()
-# What `dynamic_lora_loading_path` of Ray 2.57 may begin with.
-_STORES = ("s3://", "gs://", "abfss://", "azure://")
 
 _BREAK = " \\\n    "
 
@@ -54,9 +52,10 @@ def serve(
     """
     if ray is not None and (start or more):
         raise ConfigError("--ray writes a config: leave out --run and options of vLLM")
-    if ray is not None and not ray.startswith(_STORES):
+    if ray is not None and not ray.startswith(deploy.STORES):
         raise ConfigError(
-            f"--ray {ray}: Ray Serve fetches adapters from {', '.join(_STORES)} only; for a folder leave "
+            f"--ray {ray}: Ray Serve fetches adapters from {', '.join(deploy.STORES)} only; for a folder "
+            "leave "
             "--ray out: vLLM's own server reads it"
         )
     settings = deploy.recorded(run, recipe)
