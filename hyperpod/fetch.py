@@ -20,6 +20,7 @@ from skyrl_maze.errors import NotReadyError, SetupError, exit_code
 from skyrl_maze.faults import cause_of
 
 MARKER = "FETCHED.json"
+MOST_WAIT_S = 7 * 86400
 _TRIES = 5
 
 
@@ -66,7 +67,10 @@ def fetch(repo: str, folder: Path, revision: str = "main", files: str = "*", wai
 
 
 def _check_marker(marker: Path, wanted: dict[str, str]) -> None:
-    found = json.loads(marker.read_text(encoding="utf-8"))
+    try:
+        found = dict(json.loads(marker.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:  # it is written at once and whole, so somebody has changed it
+        raise SetupError(f"{marker} is damaged ({cause_of(error)}); remove it to fetch anew") from error
     if {key: found.get(key) for key in wanted} != wanted:
         raise SetupError(
             f"{marker.parent} holds {found.get('files')} of {found.get('repo')} at {found.get('revision')}, "
@@ -112,9 +116,13 @@ def _download(repo: str, folder: Path, revision: str, files: str) -> str:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether it is of the network or the Hub's servers; not an answer such as 404, nor of this disk."""
+    """Whether it is of the network or the Hub's servers; not an answer (404), a name or this disk."""
+    from huggingface_hub.errors import HFValidationError
+
     response = getattr(error, "response", None)
-    return response.status_code >= 500 if response is not None else not isinstance(error, OSError)
+    if response is not None:
+        return bool(response.status_code >= 500)
+    return not isinstance(error, OSError | HFValidationError)
 
 
 def main(
@@ -122,7 +130,9 @@ def main(
     folder: Annotated[Path, typer.Argument(help="Gets the files; on a disk that all nodes see.")],
     revision: Annotated[str, typer.Option(help="Branch, tag or commit.")] = "main",
     files: Annotated[str, typer.Option(help="Pattern of the files' names.")] = "*",
-    wait_s: Annotated[float, typer.Option(help="How long to wait for another job that fetches.")] = 1800,
+    wait_s: Annotated[
+        float, typer.Option(min=0, max=MOST_WAIT_S, help="How long to wait for another job that fetches.")
+    ] = 1800,
 ) -> None:
     """Fetch a model from the Hugging Face Hub once, whole and checked.
 

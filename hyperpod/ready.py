@@ -14,6 +14,7 @@ import typer
 
 from skyrl_maze import nodes
 from skyrl_maze.errors import NotReadyError, SetupError, SkyRLMazeError, exit_code
+from skyrl_maze.hyperpod.fetch import MOST_WAIT_S
 
 if TYPE_CHECKING:
     from skyrl_maze.settings import TrainConfig
@@ -99,7 +100,9 @@ def _nodes_silent(root: Path, model: str) -> str:
 
 def main(
     settings: Annotated[list[str], typer.Argument(help="The trainer's: +recipe=NAME key=value ...")],
-    wait_s: Annotated[float, typer.Option(help="How long to wait for the GPUs.")] = 1800,
+    wait_s: Annotated[
+        float, typer.Option(min=0, max=MOST_WAIT_S, help="How long to wait for the GPUs.")
+    ] = 1800,
 ) -> None:
     """Wait until the Ray cluster here can run these settings.
 

@@ -8,7 +8,7 @@
 #
 #   MAZE_RECIPE          recipe, or the path of one
 #   MAZE_RUN_ID          names the run's folder; the same id resumes from its last checkpoint
-#   MAZE_OVERRIDES       key=value settings, separated by spaces; none may hold one
+#   MAZE_OVERRIDES       key=value settings, separated by spaces or line ends; none may hold one
 #   MAZE_SHARED          the folder that all nodes see
 #   MAZE_MODEL_REPO      fetched into $MAZE_SHARED/models; empty: nothing is
 #   MAZE_MODEL_REVISION  branch, tag or commit of it
@@ -51,7 +51,7 @@ stop() {
 child=
 trap stop TERM INT
 
-read -r -a overrides <<<"${MAZE_OVERRIDES-}"
+read -r -d '' -a overrides <<<"${MAZE_OVERRIDES-}" || true # to the end, for it may be of several lines
 settings=(
     "+recipe=$recipe"
     "run.id='$run_id'" # quoted for YAML: an id may look like a number

@@ -205,6 +205,8 @@ def _resolved(settings: Settings) -> Settings:
         if isinstance(root, str) and root:  # first, since other folders are written as `${run.root}/...`
             OmegaConf.update(config, "run.root", str(Path(root).expanduser().absolute()))
         return _plain(config, resolve=True)
+    except RuntimeError as error:  # what pathlib makes of ~NAME where nobody is called that
+        raise ConfigError(f"run.root={root}: {error} Write the folder out.") from error
     except OmegaConfBaseException as error:
         where = f"{error.full_key}: " if error.full_key else ""
         raise ConfigError(f"the settings do not fit together: {where}{str(error).splitlines()[0]}") from error

@@ -3,6 +3,7 @@
 Nothing here trains, and nothing here imports a trainer: whatever only looks answers within a second.
 """
 
+import io
 import itertools
 import sys
 from collections.abc import Iterable
@@ -46,6 +47,9 @@ app.registered_commands += serve_cli.app.registered_commands
 
 def main() -> None:
     """The console script; an error of this package is `error: ...` on stderr and exit code 2, or 75."""
+    for stream in (sys.stdout, sys.stderr):  # what is shown, such as a job's log, may hold any character
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="skyrl-maze")
     except SkyRLMazeError as error:
@@ -116,7 +120,7 @@ def maze(
     variant = (f"-braid{braid:g}" if braid else "") + (f"-{theme}" if theme != "tokens" else "")
     target = out or Path(f"maze-{size}-{seed}{variant}.png")
     _write_png(target, png, force)
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         print("\n".join(line.rstrip() for line in _drawing(drawn, theme, path).plain.splitlines()))
     elif console.width >= 2 * size:
@@ -245,4 +249,4 @@ def _print_table(columns: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> Non
     table = scores.plain_table(columns)
     for row in rows:
         table.add_row(*map(Text, row))
-    Console(highlight=False, markup=False).print(table)
+    Console(highlight=False, markup=False, emoji=False).print(table)

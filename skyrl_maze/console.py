@@ -39,7 +39,7 @@ def quiet_output(log_path: Path) -> Iterator[Console]:
         os.dup2(log, 2)
         os.close(log)
         try:
-            yield Console(file=stream, highlight=False, markup=False, soft_wrap=True)
+            yield Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

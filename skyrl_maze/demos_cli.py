@@ -130,7 +130,7 @@ def _of_recipe(recipe: str) -> tuple[dict[str, Any], list[int], int, set[str]]:
 @contextlib.contextmanager
 def _bar() -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr while it is a terminal, and nothing that stays there; yields what moves it."""
-    console = Console(stderr=True, markup=False)
+    console = Console(stderr=True, markup=False, emoji=False)
     columns = (TextColumn("episodes"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("episodes", total=None)
@@ -153,4 +153,4 @@ def _print(out: Path, report: "Report", left_out: int) -> None:
     }
     for name, value in lines.items():
         table.add_row(name, value)
-    Console(highlight=False, markup=False).print(table)
+    Console(highlight=False, markup=False, emoji=False).print(table)

@@ -22,6 +22,8 @@ from skyrl_maze.versions import all_versions
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes for `max_lora_rank` (vllm.config.lora.MaxLoRARanks, alike in 0.25 and 0.30)."""
+STORES = ("s3://", "gs://", "abfss://", "azure://")
+"""What `dynamic_lora_loading_path` of Ray 2.57 may begin with."""
 CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """What vLLM needs on a machine without a GPU that has other work as well."""
 _STEP = re.compile(r"global_step_(0|[1-9]\d{0,14})")
@@ -83,8 +85,7 @@ def adapters(run: Path, settings: Mapping[str, Any], step: int | None = None) ->
         settings: as `recorded` gives them.
         step: of which they must be; any by default.
     """
-    exports = _place(run, settings, settings["trainer"]["export_path"])
-    shared = _place(run, settings, settings["trainer"]["policy"]["model"]["lora"]["lora_sync_path"])
+    exports, shared = _places(run, settings)
     found = [*_exported(exports)]
     found += [
         TrainedAdapter(version.adapter, version.step, version.attempt, exported=False)
@@ -146,13 +147,23 @@ def recorded(run: Path, recipe: str | None = None) -> recipes.Settings:
             "for a run of an older version"
         )
     given = [f"run.root={json.dumps(str(run.absolute()))}"] if recipe else []
-    return recipes.read_settings([f"+recipe={recipe or kept}", *given])
+    settings = recipes.read_settings([f"+recipe={recipe or kept}", *given])
+    needs = "run.id, run.root, trainer.export_path and lora_sync_path"
+    with recipes.well_formed(str(recipe or kept), "serve", needs):
+        _places(run, settings)
+    return settings
 
 
-def _place(run: Path, settings: Mapping[str, Any], path: str) -> Path:
-    """Where a folder of the run lies now; the run's folder may be seen, or have been moved, elsewhere."""
-    recorded_at, root = Path(path).expanduser().absolute(), Path(settings["run"]["root"])
-    return run / recorded_at.relative_to(root) if recorded_at.is_relative_to(root) else recorded_at
+def _places(run: Path, settings: Mapping[str, Any]) -> tuple[Path, Path]:
+    """Where exports and shared versions lie now; the folder may be seen, or have been moved, elsewhere."""
+    root, trainer = Path(settings["run"]["root"]), settings["trainer"]
+    given = (trainer["export_path"], trainer["policy"]["model"]["lora"]["lora_sync_path"])
+    try:
+        exports, shared = (Path(path).expanduser().absolute() for path in given)
+    except RuntimeError as error:  # of a ~NAME that is nobody here
+        raise ValueError(f"{given}: {error}") from error
+    now = [run / path.relative_to(root) if path.is_relative_to(root) else path for path in (exports, shared)]
+    return now[0], now[1]
 
 
 def lora_rank(config: Mapping[str, Any]) -> int:
@@ -189,7 +200,9 @@ def plan(
         AdapterError: the adapter's config cannot be read, or vLLM cannot hold it.
     """
     config = read_config(adapter.path / CONFIG_FILE)
-    base = base or str(config["base_model_name_or_path"])
+    base = base or config.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise AdapterError(f"{adapter.path / CONFIG_FILE} names no base model; give it with --base")
     needs = "run.id and generator.max_turns"
     with recipes.well_formed(str(settings["run"]["id"]), "serve", needs):
         generator = settings["generator"]

@@ -56,7 +56,7 @@ def doctor(
     if as_json:
         print(findings.as_json(found))
     else:
-        console = Console(highlight=False, markup=False)
+        console = Console(highlight=False, markup=False, emoji=False)
         console.print(findings.as_table(found))
         console.print(findings.last_line(found))
     raise typer.Exit(findings.exit_code(found))

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +15,16 @@ import yaml
 
 import skyrl_maze
 from skyrl_maze import preflight, task
+from skyrl_maze.deploy import RANKS, STORES
 from skyrl_maze.disk import disk_need
 from skyrl_maze.errors import ConfigError, SkyRLMazeError
 from skyrl_maze.faults import cause_of
 from skyrl_maze.findings import Finding, Status, judged, passed, warned
 from skyrl_maze.limits import batch_problems, folder_problems, impossible, skyrl_problems
 from skyrl_maze.manifest_check import problems
+from skyrl_maze.manifest_links import link_problems
 from skyrl_maze.manifest_safety import policy_problems
+from skyrl_maze.manifest_start import JOB, words_of
 from skyrl_maze.manifests import (
     GPU,
     RAY,
@@ -88,23 +91,29 @@ def settings_of(
     runs = [thing for thing in things if thing["kind"] in TRAINING]
     if len(runs) > 1:
         raise ConfigError(f"{len(runs)} runs are given, and a recipe fits one; give one RayCluster or RayJob")
-    said = environment(groups_of(runs[0])[0]) if runs else here
+    said, theirs = here, list[str]()
+    if runs:
+        variables, words = words_of(runs[0])
+        said = environment(groups_of(runs[0])[0]) | variables
+        theirs = words[1:] if words[:1] == [JOB] else []
     name = recipe or said.get("MAZE_RECIPE") or ("" if things else _DEFAULT_RECIPE)
     if not name:
-        raise ConfigError("no recipe: give --recipe NAME, or the manifest of a run, which names one")
-    run_id, shared = said.get("MAZE_RUN_ID"), said.get("MAZE_SHARED", SHARED)
+        title = "no recipe: give --recipe NAME, or the manifest of a run, which names one"
+        raise ConfigError.from_problems(title, problems(runs))
+    run_id, shared = said.get("MAZE_RUN_ID") or (name if runs else ""), said.get("MAZE_SHARED") or SHARED
     run = [f"run.id='{run_id}'", f"run.root={shared}/runs/{run_id}"] if run_id else []
     again = {override.partition("=")[0] for override in overrides}
     if run_id and "run.id" in again:  # as if MAZE_RUN_ID had said it
         run = [f"run.root={shared}/runs/${{run.id}}"]
-    theirs = [*run, *said.get("MAZE_OVERRIDES", "").split()]
+    theirs = [*run, *said.get("MAZE_OVERRIDES", "").split(), *theirs]
     return [f"+recipe={name}", *(t for t in theirs if t.partition("=")[0] not in again), *overrides]
 
 
 def manifest_rules(plan: Plan) -> Finding:
     """Schemas and rules of the manifests themselves."""
     names = ", ".join(f"{thing['kind']} {thing['metadata']['name']}" for thing in plan.things)
-    return judged("manifests", problems(plan.things), "mend the overlay; see docs/hyperpod.md", names)
+    found = [*problems(plan.things), *link_problems(plan.things)]
+    return judged("manifests", found, "mend the overlay; see docs/hyperpod.md", names)
 
 
 def settings(plan: Plan) -> Finding:
@@ -237,6 +246,9 @@ def serving(plan: Plan) -> Finding:
             most, pictures = limits.get("max_lora_rank"), at(limits, "limit_mm_per_prompt", "image")
             if not isinstance(most, int) or most < rank:
                 found.append(f"max_lora_rank is {most} and adapters of rank {rank} are trained")
+            elif most not in RANKS:
+                found.append(f"max_lora_rank is {most}, and vLLM takes {', '.join(map(str, RANKS))}")
+            found += _unservable(model, plan.cfg)
             if isinstance(pictures, int) and pictures < turns:
                 found.append(f"limit_mm_per_prompt.image is {pictures} and an episode shows {turns}")
             fine.append(f"max_lora_rank {most} for adapters of rank {rank}")
@@ -245,6 +257,19 @@ def serving(plan: Plan) -> Finding:
         give = "give hyperpod/overlays/serving or serving-vllm as well, whichever you will apply"
         return warned("serving", "neither a RayService nor a server of vLLM is given", give)
     return judged("serving", found, fix, "; ".join(fine))
+
+
+def _unservable(model: Object, cfg: TrainConfig) -> Iterator[str]:
+    """Adapters that Ray Serve does not fetch or apply, and conversations that it cuts short."""
+    address = str(at(model, "lora_config", "dynamic_lora_loading_path"))
+    if not address.startswith(STORES):
+        yield f"dynamic_lora_loading_path is {address}, and Ray Serve fetches from {', '.join(STORES)} only"
+    if at(model, "engine_kwargs", "enable_lora") is not True:
+        yield "enable_lora must be true"
+    trained = cfg.generator.inference_engine.engine_init_kwargs.get("max_model_len")
+    served = at(model, "engine_kwargs", "max_model_len")
+    if isinstance(trained, int) and isinstance(served, int) and served < trained:
+        yield f"max_model_len is {served} and conversations of {trained} tokens are trained"
 
 
 def _servers(plan: Plan) -> list[str]:

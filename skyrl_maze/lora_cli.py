@@ -48,7 +48,10 @@ def merge(
     plan = plan_merge(read_manifests(shards), allow_vision)
     columns = (TextColumn("merging"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(
-        *columns, console=Console(stderr=True, markup=False), transient=True, disable=not _watched()
+        *columns,
+        console=Console(stderr=True, markup=False, emoji=False),
+        transient=True,
+        disable=not _watched(),
     ) as bar:
         task = bar.add_task("", total=plan.bytes)
         made = versions.publish_folder(

@@ -74,7 +74,7 @@ def upload(
 @contextlib.contextmanager
 def _bar(what: str, count: MofNCompleteColumn | DownloadColumn) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr while it is a terminal, and nothing that stays there; yields what moves it."""
-    console = Console(stderr=True, markup=False)
+    console = Console(stderr=True, markup=False, emoji=False)
     columns = (TextColumn(what), BarColumn(), count)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)

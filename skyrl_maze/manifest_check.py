@@ -10,6 +10,8 @@ from skyrl_maze.manifest_rules import (
     job_problems,
     name_problems,
     node_problems,
+    object_problems,
+    pod_problems,
     queue_problems,
     ray_problems,
     server_problems,
@@ -22,14 +24,25 @@ from skyrl_maze.manifest_safety import (
     account_problems,
     network_problems,
     security_problems,
+    service_problems,
 )
+from skyrl_maze.manifest_start import command_problems, shape_problems, start_problems
 from skyrl_maze.manifests import RAY, Object, schema
 
 Rule = Callable[[Object], Iterator[str]]
 
-_EVERYWHERE: Sequence[Rule] = (name_problems, image_problems, security_problems)
-_RAY: Sequence[Rule] = (ray_problems, upgrade_problems, node_problems, access_problems)
-_RUN: Sequence[Rule] = (*_RAY, training_problems, queue_problems)
+_EVERYWHERE: Sequence[Rule] = (
+    name_problems,
+    object_problems,
+    image_problems,
+    pod_problems,
+    security_problems,
+)
+_RAY: Sequence[Rule] = (
+    *(ray_problems, upgrade_problems, node_problems, access_problems),
+    *(service_problems, start_problems, shape_problems),
+)
+_RUN: Sequence[Rule] = (*_RAY, training_problems, queue_problems, command_problems)
 RULES: Mapping[str, Sequence[Rule]] = {
     "RayCluster": _RUN,
     "RayJob": (*_RUN, job_problems),
@@ -39,7 +52,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
     "StorageClass": (storage_problems,),
     "NetworkPolicy": (network_problems,),
     "Deployment": (server_problems,),
-    "Service": (),
+    "Service": (service_problems,),
     "ServiceAccount": (account_problems,),
     "Job": (),
     "Pod": (),

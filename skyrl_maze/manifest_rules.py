@@ -9,11 +9,13 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 from skyrl_maze.manifests import (
     EFA,
     GPU,
+    RAY,
     SHARED,
     TRAINING,
     Object,
@@ -51,6 +53,41 @@ def name_problems(thing: Object) -> Iterator[str]:
         yield f"name {thing['metadata']['name']!r}: at most {limit} of a-z, 0-9 and '-', the first a letter"
     if "FILL" in json.dumps(thing):
         yield "FILL was not filled"
+
+
+API = {"PersistentVolume": "v1", "PersistentVolumeClaim": "v1", "Service": "v1", "ServiceAccount": "v1"}
+API |= {"Pod": "v1", "Job": "batch/v1", "Deployment": "apps/v1", "StorageClass": "storage.k8s.io/v1"}
+API |= {"NetworkPolicy": "networking.k8s.io/v1", **dict.fromkeys(RAY, "ray.io/v1")}
+
+
+def object_problems(thing: Object) -> Iterator[str]:
+    """What every object has: the version of its kind, and labels and annotations that are text."""
+    if thing.get("apiVersion") != (wanted := API[thing["kind"]]):
+        yield f"apiVersion: {thing.get('apiVersion')}, must be {wanted}"
+    for of in (thing, *pods_of(thing)):
+        for name in ("labels", "annotations"):
+            found = at(of, "metadata", name)
+            if not isinstance(found or {}, dict) or not all(
+                isinstance(v, str) for v in (found or {}).values()
+            ):
+                yield f"{name}: {found}, must be names with texts; quote numbers and true"
+
+
+def pod_problems(thing: Object) -> Iterator[str]:
+    """Mounts of volumes that are not there, and requests above their limits; Kubernetes refuses both."""
+    for pod in pods_of(thing):
+        volumes = {volume.get("name") for volume in entries(pod, "spec", "volumes")}
+        for entry in (*entries(pod, "spec", "containers"), *entries(pod, "spec", "initContainers")):
+            named = {mount.get("name") for mount in entries(entry, "volumeMounts")}
+            if lacking := sorted(map(str, named - volumes)):
+                yield f"{entry.get('name')}: mounts {', '.join(lacking)}, and no volume has that name"
+            limits, requests = (mapping(entry, "resources", kind) for kind in ("limits", "requests"))
+            for name in sorted(name for name in limits if "/" in name):  # a device is whole
+                if not quantity(limits[name]).is_integer():
+                    yield f"{entry.get('name')}: {name}: {limits[name]}, must be a whole number"
+            for name in sorted(limits.keys() & requests.keys()):
+                if quantity(requests[name]) > quantity(limits[name]):
+                    yield f"{entry.get('name')}: {name}: request {requests[name]} above limit {limits[name]}"
 
 
 def ray_problems(thing: Object) -> Iterator[str]:
@@ -163,7 +200,13 @@ def training_problems(thing: Object) -> Iterator[str]:
             yield "restartPolicy: must be Never, so that KubeRay replaces the pod"
         if not {"/tmp", "/home/maze", "/dev/shm"} <= set(mounts(group)):
             yield "a read-only root needs /tmp, /home/maze and /dev/shm to be mounted"
-        if environment(group).get("HF_HOME", "").partition(SHARED)[0]:
+        if any(
+            m.get("mountPath") == SHARED and (m.get("readOnly") or m.get("subPath")) for m in _mounts(group)
+        ):
+            yield f"{SHARED}: must be mounted whole and to be written to"
+        if at(mounts(group).get(SHARED), "persistentVolumeClaim", "readOnly"):
+            yield f"{SHARED}: the claim must be mounted to be written to"
+        if not PurePosixPath(environment(group).get("HF_HOME", SHARED)).is_relative_to(SHARED):
             yield f"HF_HOME: must lie on {SHARED}"
         stop_s = quantity(environment(group).get("RAY_JOB_STOP_WAIT_TIME_S", 3))
         if not count(group, GPU) and not stop_s >= 30:
@@ -173,13 +216,28 @@ def training_problems(thing: Object) -> Iterator[str]:
     if len(claims) > 1 or None in claims:
         yield f"{SHARED}: all pods must mount the same claim, not {claims}"
     for group in groups_of(thing)[1:]:
-        rules = mapping(pod_of(group), "affinity", "podAntiAffinity")
-        labels = mapping(group, "template", "metadata", "labels")
-        if not any(
-            (wanted := mapping(term, "labelSelector", "matchLabels")) and wanted.items() <= labels.items()
-            for term in entries(rules, "requiredDuringSchedulingIgnoredDuringExecution")
-        ):
+        kept = [term for term in _kept_apart(group) if term.get("topologyKey") == "kubernetes.io/hostname"]
+        if not any(_matches(term, group) for term in kept):
             yield "workers may share a node"
+        if len(kept) < len(_kept_apart(group)):
+            yield "podAntiAffinity: topologyKey must be kubernetes.io/hostname, for one worker a node"
+        head = groups_of(thing)[0]
+        if instance(head) == instance(group) and any(_matches(term, head) for term in kept):
+            yield "podAntiAffinity: also keeps the head apart, which is to be beside a worker"
+
+
+def _mounts(group: Object) -> list[Object]:
+    return entries(container(group), "volumeMounts")
+
+
+def _kept_apart(group: Object) -> list[Object]:
+    rules = mapping(pod_of(group), "affinity", "podAntiAffinity")
+    return entries(rules, "requiredDuringSchedulingIgnoredDuringExecution")
+
+
+def _matches(term: Object, group: Object) -> bool:
+    wanted = mapping(term, "labelSelector", "matchLabels")
+    return bool(wanted) and wanted.items() <= mapping(group, "template", "metadata", "labels").items()
 
 
 _AGENT = {"name": "HYPERPOD_JMA_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}
@@ -190,6 +248,7 @@ def image_problems(thing: Object) -> Iterator[str]:
     images = {c.get("image", "") for pod in pods_of(thing) for c in entries(pod, "spec", "containers")}
     if len(images) > 1:
         yield f"pods of one object run different images: {images}"
+    images |= {c.get("image", "") for pod in pods_of(thing) for c in entries(pod, "spec", "initContainers")}
     for image in images:
         tag = image.rpartition("/")[2].partition(":")[2]
         if not tag or tag.startswith("latest"):
@@ -214,6 +273,8 @@ def job_problems(thing: Object) -> Iterator[str]:
         yield "submissionMode: in the others a job whose head died is not tried again"
     if refused := {"submitterPodTemplate", "submitterConfig", "clusterSelector"} & set(spec):
         yield f"{refused}: refused in SidecarMode"
+    if spec.get("entrypointNumGpus"):
+        yield "entrypointNumGpus: the trainer would take a GPU from the ranks"
     if "env_vars" in spec.get("runtimeEnvYAML", ""):
         yield "runtimeEnvYAML: SkyRL sets env_vars of its own, and Ray refuses a name that is in both"
 
@@ -226,6 +287,8 @@ def storage_problems(thing: Object) -> Iterator[str]:
         if at(thing, "spec", "storageClassName") is None:
             yield "storageClassName: must be there; without it the cluster's default class is taken"
         return
+    if not all(isinstance(value, str) for value in mapping(thing, "parameters").values()):
+        yield f"parameters: {mapping(thing, 'parameters')}: every value must be a text; quote it"
     options = at(thing, "mountOptions") or at(thing, "spec", "mountOptions")
     if options != ["flock"]:
         yield f"mountOptions: {options}, must be [flock]: locks that hold across nodes"
@@ -250,6 +313,10 @@ def server_problems(thing: Object) -> Iterator[str]:
         yield "a read-only root needs /tmp, /home/maze and /dev/shm to be mounted, and the model /shared"
     if at(pod_of(group), "nodeSelector", HEALTH) != "Schedulable":
         yield "no selector of healthy nodes"
+    if not any(
+        t.get("key") == GPU and t.get("operator") == "Exists" for t in entries(pod_of(group), "tolerations")
+    ):
+        yield f"no toleration of {GPU}"
     if pod_of(group).get("enableServiceLinks", True):
         yield "enableServiceLinks: VLLM_ variables of a service's name are read by vLLM"
     labels = mapping(thing, "spec", "template", "metadata", "labels").items()

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from skyrl_maze.manifests import Object, at, entries, mapping, pods_of
+from skyrl_maze.manifests import CLUSTER, RAY, Object, at, entries, mapping, pods_of
 
 ACCESS = "access.sagemaker.amazonaws.com"
 STRATEGIES = ("ray-access-strategy-private", "ray-access-strategy-public")
@@ -16,6 +16,7 @@ DOORS = {
     "hyperpod-observability": METRICS_PORT,
 }
 KUBERAY = "kuberay-operator"
+_SECCOMP = {"type": "RuntimeDefault"}
 _NAMESPACE, _NAME = "kubernetes.io/metadata.name", "app.kubernetes.io/name"
 
 
@@ -25,11 +26,21 @@ def security_problems(thing: Object) -> Iterator[str]:
         pod = mapping(template, "spec")
         if pod.get("automountServiceAccountToken") is not False or not pod.get("serviceAccountName"):
             yield "the pod can call the Kubernetes API"
-        if at(pod, "securityContext", "seccompProfile") != {"type": "RuntimeDefault"}:
+        if at(pod, "securityContext", "seccompProfile") != _SECCOMP:
             yield "seccompProfile: must be RuntimeDefault"
         # The job that makes the folders must be root, and is nothing else.
         if at(pod, "securityContext", "runAsNonRoot") is not True and thing["kind"] != "Job":
             yield "runAsNonRoot: must be true"
+        if at(pod, "securityContext", "runAsUser") == 0 and thing["kind"] != "Job":
+            yield "runAsUser: must not be root"
+        if any(
+            "serviceAccountToken" in s
+            for v in entries(pod, "volumes")
+            for s in entries(v, "projected", "sources")
+        ):
+            yield "serviceAccountToken: the pod can call the Kubernetes API"
+        if pod.get("ephemeralContainers"):
+            yield "ephemeralContainers: nobody debugs a pod that is not there yet"
         if shared := {"hostNetwork", "hostPID", "hostIPC"} & {key for key, value in pod.items() if value}:
             yield f"{', '.join(sorted(shared))}: the pod would see the node's own"
         if any("hostPath" in volume for volume in entries(pod, "volumes")):
@@ -48,6 +59,10 @@ def _rights(entry: Object, kind: str) -> Iterator[str]:
         yield f"{name}: capabilities {added} are not needed"
     if kind != "Job" and (rights.get("runAsUser") == 0 or rights.get("runAsNonRoot") is False):
         yield f"{name}: runAsUser: must not be root"
+    if rights.get("seccompProfile", _SECCOMP) != _SECCOMP:
+        yield f"{name}: seccompProfile: must be RuntimeDefault"
+    if any("hostPort" in port for port in entries(entry, "ports")):
+        yield f"{name}: hostPort: opens a port of the node, past every policy"
     if not rights.get("readOnlyRootFilesystem"):
         yield f"{name}: readOnlyRootFilesystem must be true"
 
@@ -68,6 +83,18 @@ def account_problems(thing: Object) -> Iterator[str]:
         yield "automountServiceAccountToken: must be false"
 
 
+def service_problems(thing: Object) -> Iterator[str]:
+    """A service that is reached from outside of the cluster: what is behind it has no login."""
+    head = mapping(thing, "spec", *CLUSTER.get(thing["kind"], ()), "headGroupSpec")
+    kind = head.get("serviceType", "ClusterIP") if thing["kind"] in RAY else at(thing, "spec", "type")
+    if kind not in (None, "ClusterIP"):
+        yield f"{kind}: a service that is reached from outside, and has no login; must be ClusterIP"
+    if head.get("enableIngress"):
+        yield "enableIngress: the dashboard runs code for whoever reaches it from outside"
+    if mapping(thing, "spec").get("externalIPs"):
+        yield "externalIPs: the service would be reached from outside, and has no login"
+
+
 def access_problems(thing: Object) -> Iterator[str]:
     """What the endpoint operator reads."""
     notes = mapping(thing, "metadata", "annotations")
@@ -86,6 +113,8 @@ def network_problems(thing: Object) -> Iterator[str]:
         yield "podSelector: must choose the pods of a run, or the policy is that of every pod"
     for rule in entries(spec, "ingress"):
         ports = {port.get("port") for port in entries(rule, "ports")}
+        if any("endPort" in port for port in entries(rule, "ports")):
+            yield "ingress: endPort: name each port"
         if not entries(rule, "from"):
             yield "ingress: a rule that lets everyone in"
         for peer in entries(rule, "from"):

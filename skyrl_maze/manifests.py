@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -23,7 +24,7 @@ SHARED = "/shared"
 _BUILD_LIMIT_S = 60
 # Aliases let a short text stand for endless data.
 _MOST_BYTES, _MOST_VALUES, _MOST_PROBLEMS = 4_000_000, 100_000, 20
-_CLUSTER = {"RayCluster": (), "RayJob": ("rayClusterSpec",), "RayService": ("rayClusterConfig",)}
+CLUSTER = {"RayCluster": (), "RayJob": ("rayClusterSpec",), "RayService": ("rayClusterConfig",)}
 _SUFFIXES = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _SUFFIXES |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", start=1)}
 
@@ -96,7 +97,7 @@ def parse(text: str) -> list[Object]:
     if len(text) > _MOST_BYTES:
         raise ManifestError(f"is longer than {_MOST_BYTES} characters")
     try:
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+        documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ManifestError(f"is not YAML: {' '.join(str(error).split())[:300]}") from error
     if problems := list(itertools.islice(_unfit(documents), _MOST_PROBLEMS)):
@@ -112,6 +113,18 @@ def parse(text: str) -> list[Object]:
     if problems:
         raise ManifestError("\n".join(problems))
     return things
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, as kubectl does; PyYAML takes the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if twice := [key for key, times in keys.items() if times > 1]:
+            said = f"the key {', '.join(twice)} is there twice"
+            raise yaml.composer.ComposerError("in a mapping", node.start_mark, said, node.end_mark)
+        return node
 
 
 _IDENTITY = (("apiVersion",), ("kind",), ("metadata", "name"))
@@ -157,7 +170,7 @@ def entries(thing: Any, *path: str) -> list[Object]:
 
 def cluster_of(thing: Object) -> Object:
     """The RayClusterSpec in a Ray resource."""
-    return mapping(thing, "spec", *_CLUSTER[thing["kind"]])
+    return mapping(thing, "spec", *CLUSTER[thing["kind"]])
 
 
 def groups_of(thing: Object) -> list[Object]:
@@ -213,9 +226,9 @@ def amount(group: Object, resource: str, kind: str = "limits") -> float:
 
 
 def count(group: Object, resource: str, kind: str = "limits") -> int:
-    """An amount that is counted in pieces; 0 also for what is no quantity."""
+    """An amount that is counted in pieces; 0 also for what is no whole quantity."""
     found = amount(group, resource, kind)
-    return int(found) if math.isfinite(found) else 0
+    return int(found) if found.is_integer() else 0
 
 
 def replicas(group: Object) -> int:

@@ -98,7 +98,7 @@ def evaluate(
 
     result = read_result(folder)
     _print(scores.result_tables(result.summary))
-    _print_errors(result.episodes, Console(stderr=True, highlight=False, markup=False))
+    _print_errors(result.episodes, Console(stderr=True, highlight=False, markup=False, emoji=False))
 
 
 @app.command()
@@ -142,7 +142,7 @@ def _play(plan: "Plan", name: str, address: Address | None, out: Path, concurren
     from skyrl_maze.replay import write_gif
     from skyrl_maze.results import EpisodeLog, write_summary
 
-    say = Console(stderr=True, highlight=False, markup=False)
+    say = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if plan.solvable < len(plan.mazes):
         say.print(
             f"note: within {plan.max_turns} turns only {plan.solvable} of the {len(plan.mazes)} mazes can be "
@@ -238,7 +238,7 @@ def _print_errors(records: Iterable["EpisodeRecord"], say: Console) -> None:
 
 
 def _print(tables: Iterable[Table]) -> None:
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     for number, table in enumerate(tables):
         if number:
             console.print()

@@ -22,7 +22,7 @@ app = typer.Typer()
 # Ray lets these two override every address that a client is given.
 _ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL | re.ASCII)
 
 
 @app.command()
@@ -55,9 +55,10 @@ def resubmit(
             f"--name {name!r} becomes part of the jobs' ids: "
             "letters, digits, '.', '_' and '-', the first a letter or digit"
         )
+    entrypoint = shell_command(command)
     for variable in _ADDRESS_VARIABLES:
         os.environ.pop(variable, None)
-    say = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    say = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def told(text: str) -> None:
         say.print(f"resubmit: {text}")
@@ -66,7 +67,7 @@ def resubmit(
     server.reach()
     # Of its own for each call of this command: the server takes an id only once.
     unique = f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
-    supervisor = Supervisor(server, shell_command(command), unique, tries, wait_s, _write, told)
+    supervisor = Supervisor(server, entrypoint, unique, tries, wait_s, _write, told)
     _catch_signals()
     try:
         code = supervisor.run().exit_code
@@ -83,12 +84,17 @@ def shell_command(words: Sequence[str]) -> str:
     """The words as one line for a shell, in which leading NAME=value words set variables.
 
     Example: `["A=1 2", "train_job.sh", "b c"]` becomes `A='1 2' train_job.sh 'b c'`.
+
+    Raises:
+        ConfigError: the words name no command.
     """
     said, leading = [], True
     for word in words:
         assignment = _ASSIGNMENT.fullmatch(word) if leading else None
         leading = assignment is not None
         said.append(f"{assignment[1]}={shlex.quote(assignment[2])}" if assignment else shlex.quote(word))
+    if leading:  # a shell would set the variables, and succeed
+        raise ConfigError(f"{' '.join(said)!r} is no command; give one, such as train_job.sh, after --")
     return " ".join(said)
 
 

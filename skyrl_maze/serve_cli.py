@@ -14,8 +14,8 @@ from skyrl_maze import deploy, recipes
 from skyrl_maze.errors import ConfigError, SetupError
 
 app = typer.Typer()
-# What `dynamic_lora_loading_path` of Ray 2.57 may begin with.
-_STORES = ("s3://", "gs://", "abfss://", "azure://")
+
+_BREAK = " \\\n    "
 
 
 @app.command()
@@ -52,15 +52,16 @@ def serve(
     """
     if ray is not None and (start or more):
         raise ConfigError("--ray writes a config: leave out --run and options of vLLM")
-    if ray is not None and not ray.startswith(_STORES):
+    if ray is not None and not ray.startswith(deploy.STORES):
         raise ConfigError(
-            f"--ray {ray}: Ray Serve fetches adapters from {', '.join(_STORES)} only; for a folder leave "
+            f"--ray {ray}: Ray Serve fetches adapters from {', '.join(deploy.STORES)} only; for a folder "
+            "leave "
             "--ray out: vLLM's own server reads it"
         )
     settings = deploy.recorded(run, recipe)
     adapter, passed_over = deploy.newest(run, settings, step)
     plan = deploy.plan(settings, adapter, base, base_name, name)
-    say = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    say = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
     for problem in passed_over:
         say.print(f"note: not served: {problem}")
     if not adapter.exported and not start:
@@ -102,7 +103,8 @@ def _ray(plan: deploy.Deployment, address: str, replicas: int, cpu: bool, recipe
 def _print_command(environment: dict[str, str], command: list[str]) -> None:
     """One option a line, as a shell takes it."""
     words = [*(f"{name}={value}" for name, value in environment.items()), *map(shlex.quote, command)]
-    print(" ".join(words).replace(" --", " \\\n    --"))
+    # A break only between words: within one it would be part of it.
+    print("".join(f"{_BREAK if word.startswith('--') else ' '}{word}" for word in words).lstrip())
 
 
 def _say_how_to_play(model: str, endpoint: str, plan: deploy.Deployment, recipe: str, say: Console) -> None:

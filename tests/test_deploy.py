@@ -164,6 +164,31 @@ def test_settings_without_a_turn_budget_are_refused(run: Path) -> None:
         deploy.plan(settings, deploy.newest(run, settings)[0])
 
 
+@pytest.mark.parametrize("place", ["run.root", "trainer.export_path", "trainer"])
+@pytest.mark.parametrize("value", [None, 3, "~nobody-here/a", "gone"])
+def test_a_record_without_the_places_of_adapters_is_refused(run: Path, place: str, value: Any) -> None:
+    settings = yaml.safe_load((run / "recipe.yaml").read_text())
+    *path, last = place.split(".")
+    within = settings[path[0]] if path else settings
+    if value == "gone":
+        del within[last]
+    else:
+        within[last] = value
+    (run / "recipe.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.raises(
+        ConfigError, match=r"cannot serve recipe .*run.root, trainer.export_path|home directory"
+    ):
+        deploy.recorded(run)
+
+
+@pytest.mark.parametrize("base", [None, "", 3])
+def test_an_adapter_that_names_no_base_needs_one(run: Path, monkeypatch, base: Any) -> None:
+    monkeypatch.setattr(deploy, "read_config", lambda _: {"r": 4, "base_model_name_or_path": base})
+    with pytest.raises(AdapterError, match="names no base model; give it with --base"):
+        planned(run)
+    assert planned(run, base="/models/a").base_name == "a"
+
+
 # --- In which words ---
 
 

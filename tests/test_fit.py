@@ -187,6 +187,31 @@ MISFITS: list[tuple[str, Edit, list[str], str, str]] = [
         "serving",
         "max_lora_rank is 16 and adapters of rank 32",
     ),
+    ("odd rank", lambda t: served(t, max_lora_rank=40), [], "serving", "is 40, and vLLM takes 1, 8, 16, 32"),
+    (
+        "short",
+        lambda t: served(t, max_model_len=1000),
+        [],
+        "serving",
+        "max_model_len is 1000 and conversations",
+    ),
+    ("no adapters", lambda t: served(t, enable_lora=False), [], "serving", "enable_lora must be true"),
+    (
+        "a folder of adapters",
+        lambda t: service(t)["spec"].update(
+            serveConfigV2=service(t)["spec"]["serveConfigV2"].replace("s3://BUCKET", "/shared")
+        ),
+        [],
+        "serving",
+        "dynamic_lora_loading_path is /shared/adapters, and Ray Serve fetches from s3://",
+    ),
+    (
+        "another claim",
+        lambda t: next(x for x in t if x["kind"] == "PersistentVolumeClaim")["metadata"].update(name="mine"),
+        [],
+        "manifests",
+        "RayCluster skyrl-visgym mounts the claim fsx, and mine is given",
+    ),
     ("no rank", lambda t: served(t, max_lora_rank=None), [], "serving", "max_lora_rank is None"),
     (
         "pictures",
@@ -437,6 +462,31 @@ def test_a_pod_names_them_in_its_environment() -> None:
         *("+recipe=maze_cpu", "run.id='007'", "run.root=/data/runs/007", "a=1", "b=2")
     ]
     assert settings_of([], None, [], {}) == ["+recipe=maze"]
+
+
+def test_a_jobs_command_is_over_its_environment() -> None:
+    things = copy.deepcopy(built("published-job"))
+    things[0]["spec"]["entrypoint"] = "env MAZE_RUN_ID=b 'MAZE_OVERRIDES=a=1  b=2' train_job.sh c='x y'"
+    assert settings_of(things, None, ["d=4"], {}) == [
+        *("+recipe=maze", "run.id='b'", "run.root=/shared/runs/b", "a=1", "b=2", "c=x y", "d=4")
+    ]
+
+
+@pytest.mark.parametrize("value", ["", None])
+def test_what_a_manifest_leaves_open_is_what_the_script_takes(value: str | None) -> None:
+    things = copy.deepcopy(built("published"))
+    variables = first(head(things))["env"]
+    variables[:] = [entry for entry in variables if entry["name"] != "MAZE_RUN_ID"]
+    if value is not None:
+        variables += [{"name": name, "value": value} for name in ("MAZE_RUN_ID", "MAZE_SHARED")]
+    assert settings_of(things, None, [], {})[1:] == ["run.id='maze'", "run.root=/shared/runs/maze"]
+
+
+def test_a_manifest_whose_environment_is_lost_says_why() -> None:
+    things = copy.deepcopy(built("published"))
+    things[0]["spec"]["headGroupSpec"] = None
+    with pytest.raises(ConfigError, match=r"no recipe: (?s:.*)headGroupSpec: None is not of type 'object'"):
+        settings_of(things, None, [], {})
 
 
 def test_a_run_that_cannot_be_told_is_refused() -> None:

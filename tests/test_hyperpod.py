@@ -319,6 +319,7 @@ def say(group: Object, name: str, value: str) -> None:
     first(group)["env"].append({"name": name, "value": value})
 
 
+COMPONENT = "app.kubernetes.io/component"
 MISTAKES: list[tuple[str, Edit, str]] = [
     ("published", lambda c: head(c)["rayStartParams"].update({"num-gpus": 0}), "0 is not of type 'string'"),
     ("published", lambda c: head(c)["rayStartParams"].update({"num-cpus": "0"}), "leave them to KubeRay"),
@@ -464,7 +465,99 @@ MISTAKES: list[tuple[str, Edit, str]] = [
     ("storage-existing", lambda v: v["spec"].update(persistentVolumeReclaimPolicy="Delete"), "be Retain"),
     ("storage-new", lambda s: s.pop("reclaimPolicy"), "must be Retain"),
     ("storage-new", lambda s: s["parameters"].update(perUnitStorageThroughput=250), "250 is not of type"),
+    ("storage-new", lambda s: s["parameters"].update(perUnitStorageThroughput=250), "be a text; quote it"),
+    *[
+        ("published", lambda c, name=name, value=value: head(c)["rayStartParams"].update({name: value}), said)
+        for name, value, said in (
+            ("dashbord-host", "0.0.0.0", "ray start has no such option; did you mean 'dashboard-host'?"),
+            ("object-store-memory", "64Gi", "object-store-memory: '64Gi' is not a valid integer"),
+            ("num-gpus", "2", "num-gpus: 2, and the container has 0"),
+            ("metrics-export-port", "9090", "metrics-export-port: 9090, and everything else relies on 8080"),
+            ("port", "6380", "relies on 6379"),
+            ("block", "yes", "must be the text true or false"),
+        )
+    ],
+    ("published", lambda c: resources(worker(c), **{GPU: "2500m"}), "gpu: 2500m, must be a whole"),
+    ("published", lambda c: first(worker(c))["resources"]["limits"].update(cpu=1), "cpu: request 40 above"),
+    ("published", lambda c: without(pod(worker(c))["volumes"], "tmp"), "mounts tmp, and no volume has that"),
+    ("published", lambda c: first(worker(c))["volumeMounts"][0].update(readOnly=True), "mounted whole and"),
+    ("published", lambda c: first(head(c))["volumeMounts"][1].update(subPath="a"), "mounted whole and"),
+    (
+        "published",
+        lambda c: pod(worker(c))["volumes"][0]["persistentVolumeClaim"].update(readOnly=True),
+        "the claim must be mounted to be written to",
+    ),
+    ("published", lambda c: say(worker(c), "HF_HOME", "/sharedx/hf"), "HF_HOME: must lie on /shared"),
+    (
+        "published",
+        lambda c: apart(c).update(topologyKey="topology.kubernetes.io/zone"),
+        "for one worker a node",
+    ),
+    (
+        "one-node",
+        lambda c: apart(c)["labelSelector"]["matchLabels"].pop(COMPONENT),
+        "also keeps the head apart",
+    ),
+    ("published", lambda c: c.update(apiVersion="v1"), "apiVersion: v1, must be ray.io/v1"),
+    ("published", lambda c: c["metadata"]["labels"].update(a=3), "labels: "),
+    ("published", lambda c: c["metadata"].update(annotations=["a"]), "annotations: "),
+    (
+        "published",
+        lambda c: cluster_of(c)["workerGroupSpecs"][0].update(numOfHosts=2),
+        "numOfHosts: must be 1",
+    ),
+    ("published", lambda c: cluster_of(c)["workerGroupSpecs"][0].update(groupName=""), "groupName"),
+    ("published", lambda c: c["spec"].update(suspend=True), "suspend: no pod is made"),
+    ("published-job", lambda c: c["spec"].update(suspend=True), "suspend: no pod is made"),
+    ("published", lambda c: say(head(c), "MAZE_WAIT_S", "abc"), "MAZE_WAIT_S: 'abc', must be a number"),
+    ("published", lambda c: say(head(c), "MAZE_WAIT_S", "-5"), "MAZE_WAIT_S: '-5', must be a number"),
+    ("published", lambda c: say(head(c), "MAZE_RUNID", "a"), "no such variable; did you mean 'MAZE_RUN_ID'?"),
+    ("published-job", lambda c: c["spec"].pop("entrypoint"), "entrypoint: None, must run train_job.sh"),
+    ("published-job", lambda c: c["spec"].update(entrypoint="python a.py"), "must run train_job.sh"),
+    ("published-job", lambda c: c["spec"].update(entrypoint="train_job.sh '"), "must run train_job.sh"),
+    ("published-job", lambda c: c["spec"].update(entrypointNumGpus=1), "take a GPU from the ranks"),
+    ("published", lambda c: pod(worker(c))["securityContext"].update(runAsUser=0), "must not be root"),
+    (
+        "published",
+        lambda c: first(worker(c))["securityContext"].update(seccompProfile={"type": "Unconfined"}),
+        "seccompProfile: must be RuntimeDefault",
+    ),
+    ("published", lambda c: first(head(c))["ports"][1].update(hostPort=8265), "hostPort: opens a port"),
+    (
+        "published",
+        lambda c: pod(worker(c))["volumes"].append(
+            {"name": "x", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}
+        ),
+        "serviceAccountToken: the pod can call",
+    ),
+    (
+        "published",
+        lambda c: c["spec"]["headGroupSpec"].update(serviceType="LoadBalancer"),
+        "LoadBalancer: a serv",
+    ),
+    ("published", lambda c: c["spec"]["headGroupSpec"].update(enableIngress=True), "enableIngress"),
+    (
+        "published",
+        lambda c: pod_template(worker(c)).update(initContainers=[{"name": "i", "image": "a:latest"}]),
+        "image a:latest: give a tag that stays",
+    ),
+    ("serving-vllm", lambda t: t["spec"]["template"]["spec"].pop("tolerations"), "no toleration"),
 ]
+
+
+def apart(thing: Object) -> Object:
+    """What keeps workers on nodes of their own."""
+    rules = pod(worker(thing))["affinity"]["podAntiAffinity"]
+    found: Object = rules["requiredDuringSchedulingIgnoredDuringExecution"][0]
+    return found
+
+
+def test_a_service_that_is_reached_from_outside_is_found() -> None:
+    (service,) = copy.deepcopy([thing for thing in built("serving-vllm") if thing["kind"] == "Service"])
+    service["spec"].update(type="NodePort", externalIPs=["10.0.0.1"])
+    said = "\n".join(problems([service]))
+    assert "NodePort: a service that is reached from outside" in said
+    assert "externalIPs: the service would be reached from outside" in said
 
 
 @pytest.mark.parametrize(("overlay", "edit", "said"), MISTAKES)
@@ -496,6 +589,10 @@ def namespace(name: str) -> Object:
         (
             {"from": [namespace("hyperpod-observability")], "ports": PORT},
             "hyperpod-observability is let in on 8265, and needs 8080",
+        ),
+        (
+            {"from": [namespace("hyperpod-ray")], "ports": [{"port": 8265, "endPort": 10001}]},
+            "endPort: name each port",
         ),
         ({"from": [{"podSelector": {}}]}, "every pod of the namespace is let in on every port"),
         ({"from": [{"podSelector": {}}], "ports": PORT}, "every pod of the namespace is let in on 8265"),

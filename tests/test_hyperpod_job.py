@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,18 @@ import hang_agent
 import hyperpod_gateway
 import psutil
 import pytest
+import typer
 from hub_server import COMMIT, Hub, serve
 from hyperpod_gateway import Gateway
 from local_cluster import CLEAN, PATH, free_port, job_client, local_cluster, lose, wait_for_job
 from manifests import HYPERPOD, ROOT, build
+from typer.testing import CliRunner
 
-from skyrl_maze.errors import SetupError
+from skyrl_maze.errors import SetupError, exit_code
+from skyrl_maze.hyperpod.fetch import fetch as fetch_here
+from skyrl_maze.hyperpod.fetch import main as fetch_main
 from skyrl_maze.hyperpod.ready import _gpus_lacking, _wait_while
+from skyrl_maze.hyperpod.ready import main as ready_main
 from skyrl_maze.manifests import GPU, container, count, environment, groups_of
 
 REPO = "VisGym/visgym_model"
@@ -135,6 +140,33 @@ def test_what_is_not_there_is_said(hub: Hub, tmp_path: Path, options: list[str],
     done = fetch(hub, tmp_path, *options)
     assert done.returncode == 2
     assert said in error_of(done)
+
+
+@pytest.mark.parametrize("repo", ["VisGym/visgym model", "a/b/c", "a/b/", ".."])
+def test_a_name_that_no_model_has_is_not_tried_again(
+    hub: Hub, tmp_path: Path, monkeypatch, repo: str
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    with pytest.raises(SetupError, match="HFValidationError") as refused:
+        fetch_here(repo, tmp_path)
+    assert exit_code(refused.value) == 2
+
+
+@pytest.mark.parametrize("marker", ["", "{", "[3]", "\x00", "3"])
+def test_a_damaged_marker_is_said(tmp_path: Path, marker: str) -> None:
+    (tmp_path / "FETCHED.json").write_text(marker)
+    with pytest.raises(SetupError, match=r"FETCHED.json is damaged .*; remove it to fetch anew"):
+        fetch_here(REPO, tmp_path)
+
+
+@pytest.mark.parametrize("wait_s", ["-5", "nan", "inf", "abc"])
+@pytest.mark.parametrize(("main", "words"), [(fetch_main, [REPO, "folder"]), (ready_main, ["+recipe=maze"])])
+def test_a_wait_has_an_end(main: Callable[..., None], words: list[str], wait_s: str) -> None:
+    app = typer.Typer()
+    app.command()(main)
+    done = CliRunner().invoke(app, ["--wait-s", wait_s, "--", *words])
+    assert done.exit_code == 2
+    assert "Invalid value for '--wait-s'" in done.output
 
 
 def test_a_hub_that_does_not_answer_is_said(hub: Hub, tmp_path: Path) -> None:
@@ -307,6 +339,27 @@ print(set(ray.get(trainers)) == {head}, merger == (head, True), head in ranks, l
 
 
 # --- train_job.sh ---
+
+
+def test_settings_may_be_on_several_lines(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$*"\n')
+    python.chmod(0o755)
+    for variable in ("a=1 b=2", "a=1\nb=2\n", " a=1\n\n  b=2"):
+        done = subprocess.run(
+            ["bash", str(SCRIPT), "c=3"],
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin", "MAZE_OVERRIDES": variable},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert [
+            line.endswith(" run.root=/shared/runs/maze a=1 b=2 c=3") for line in done.stdout.splitlines()
+        ] == [
+            True,
+            True,
+        ]
 
 
 def job_environment(shared: Path, **variables: str) -> dict[str, str]:

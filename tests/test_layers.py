@@ -25,7 +25,8 @@ env gymnasium_env dataset results recipes runlog gauges pictures chat trajectory
 address policies endpoint plan play replay scores report report_page
 demonstrations demo_rows demo_files
 shards adapter merge complete versions batches checkpoints export_plan export_source export remote
-findings manifests manifest_rules manifest_safety manifest_check nodes collective
+findings manifests manifest_links manifest_start manifest_rules manifest_safety manifest_check
+nodes collective
 _compat hang_detection cpu deploy tiny stopper schooling mini advantages settings console
 task limits config maze_task vision budget preflight
 disk fit cluster_checks

@@ -58,6 +58,7 @@ def test_everything_that_cannot_be_read_is_named_at_once(tmp_path: Path) -> None
         ("a: &a [*a]", "holds more than 100000 values"),
         ("a: !!python/object/apply:os.system [ls]", "is not YAML: could not determine a constructor"),
         ("[" * 5000, "is not YAML"),
+        ("a: 1\nb: {c: 1, d: 2, c: 3}\n", "the key c is there twice"),
         ("x" * 4_000_001, "is longer than"),
     ],
 )

@@ -1,6 +1,7 @@
 """`skyrl-maze resubmit` against Ray's own job server; the jobs are a line of shell each."""
 
 import contextlib
+import io
 import json
 import signal
 import socket
@@ -20,6 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_cluster import CLEAN, PATH, LocalCluster, free_port, job_client, local_cluster
 
+from skyrl_maze import resubmit_cli
+from skyrl_maze.errors import ConfigError
 from skyrl_maze.job_server import JobState
 from skyrl_maze.resubmit_cli import shell_command, table
 from skyrl_maze.supervisor import LogView, Try
@@ -41,6 +44,24 @@ def test_a_shell_reads_the_words_as_they_were(value: str | None, words: list[str
 
 def test_only_leading_words_set_variables() -> None:
     assert shell_command(["A=1 2", "run.sh", "b=c d"]) == "A='1 2' run.sh 'b=c d'"
+
+
+@pytest.mark.parametrize("words", [["A=1"], ["A=", "B_2=x y"], []])
+def test_variables_alone_are_no_command(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="is no command; give one"):
+        shell_command(words)
+
+
+def test_a_name_that_no_shell_takes_sets_no_variable() -> None:
+    assert shell_command(["AÄ=1", "B=c d"]) == "'AÄ=1' 'B=c d'"
+
+
+def test_a_log_may_hold_what_the_terminal_cannot_show(run_skyrl_maze, monkeypatch) -> None:
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", shown)
+    run_skyrl_maze("--version")
+    resubmit_cli._write("\N{FULL BLOCK} \ud800")
+    assert shown.buffer.getvalue().endswith(b"\\u2588 \\ud800")
 
 
 def test_the_table_says_how_each_try_ended() -> None:

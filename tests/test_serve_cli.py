@@ -1,6 +1,7 @@
 """The command prints what can be pasted, and says on stderr what to do with it."""
 
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,22 @@ def test_the_command_can_be_pasted(run: Path, run_skyrl_maze, cuda: None) -> Non
         f"{RUN}-step21",
     ]
     assert play[6:8] == ["--recipe", str(run / "recipe.yaml")]
+
+
+def test_a_word_with_dashes_in_it_stays_whole(run: Path, run_skyrl_maze, cuda: None) -> None:
+    code, out, _ = run_skyrl_maze("serve", run, "--base", "/my --model", "--", "--chat-template", "a --b")
+    words = subprocess.run(
+        ["sh", "-c", f"printf '%s\\n' {out}"], capture_output=True, text=True
+    ).stdout.split("\n")
+    assert (code, words[2], words[-2]) == (0, "/my --model", "a --b")
+
+
+def test_a_name_is_said_as_it_is(run: Path, run_skyrl_maze) -> None:
+    code, _, err = run_skyrl_maze(
+        "serve", run, "--base-name", "a:key", "--name", "key:b", "--ray", "s3://b/a"
+    )
+    assert code == 0
+    assert "--model a:key:key:b " in err
 
 
 def test_without_a_gpu_it_is_the_command_that_works_there(run: Path, run_skyrl_maze, monkeypatch) -> None:
