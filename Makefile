@@ -2,6 +2,7 @@
 
 PYTHON := .venv/bin/python
 ARGS ?=
+MINI = $(or $(patsubst run.id=%,%,$(filter run.id=%,$(ARGS))),maze-mini)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serving rehearse mini test test-fast browser promtool lint docs lock licences sbom bench bench-lora clean
@@ -23,7 +24,7 @@ rehearse: setup  ## train a tiny model with the whole stack on the CPU, in minut
 
 mini: setup  ## the published curve in miniature on the CPU, and its page (about 20 minutes)
 	.venv/bin/skyrl.entrypoints.main_base +recipe=maze_mini $(ARGS)
-	.venv/bin/skyrl-maze report runs/maze-mini --out runs/maze-mini/report.html --force
+	.venv/bin/skyrl-maze report runs/$(MINI) --out runs/$(MINI)/report.html --force
 
 test: setup  ## the whole test suite, the rehearsal included
 	$(PYTHON) -m pytest $(ARGS)

@@ -11,10 +11,21 @@ import pytest
 import yaml
 from manifests import HYPERPOD, built
 
+from skyrl_maze import _compat
+
 DOCTOR = [str(Path(sysconfig.get_path("scripts")) / "skyrl-maze"), "doctor"]
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("MAZE_", "RAY_"))}
 PUBLISHED = str(HYPERPOD / "overlays/published")
 STORAGE = str(HYPERPOD / "overlays/storage-new")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded() -> None:
+    """SkyRL and vLLM talk when they are imported, once in a process."""
+    _compat.install()
+    from skyrl_maze.config import build_config
+
+    build_config(["+recipe=maze"])
 
 
 def doctor(*arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
