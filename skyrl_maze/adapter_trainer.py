@@ -21,7 +21,7 @@ from skyrl_maze import checkpoints  # noqa: E402
 from skyrl_maze.batches import TrainBatches  # noqa: E402
 from skyrl_maze.merger import start_merger  # noqa: E402
 from skyrl_maze.probe import probe_engines, probe_ids  # noqa: E402
-from skyrl_maze.runlog import RunLog  # noqa: E402
+from skyrl_maze.runlog import METRICS_FILE, RunLog  # noqa: E402
 from skyrl_maze.serving import WITNESS, label  # noqa: E402
 from skyrl_maze.settings import policy_ranks  # noqa: E402
 from skyrl_maze.sharing import MERGE_LIMIT_S, Share, Shared  # noqa: E402
@@ -207,6 +207,8 @@ class AdapterTrainer(RayPPOTrainer):
         else:
             found = checkpoints.newest(self._checkpoint_root, self.cfg.run.id, self._note)
         if found is None:
+            if (Path(self.cfg.run.root) / METRICS_FILE).exists():
+                self._note("begins anew: an earlier launch of this run left no checkpoint to go on from")
             return 0, None
         state = checkpoints.read_state(found)
         checkpoints.check_policy(found, state.policy, self._policy_identity)

@@ -64,8 +64,8 @@ def compare(a: Sequence["EpisodeRecord"], b: Sequence["EpisodeRecord"]) -> Compa
     if mazes_a.keys() != mazes_b.keys():
         lonely = min(mazes_a.keys() ^ mazes_b.keys())
         raise RecordError(
-            f"cannot compare {len(mazes_a)} mazes with {len(mazes_b)}: maze {lonely} was played in only one "
-            "of the two; evaluate both on the same set"
+            f"cannot compare {len(mazes_a)} mazes with {len(mazes_b)}: maze {lonely + 1} was played in only "
+            "one of the two; evaluate both on the same set"
         )
     found = []
     for index, first in sorted(mazes_a.items()):
@@ -99,7 +99,7 @@ def _by_maze(records: Sequence["EpisodeRecord"]) -> dict[int, list["EpisodeRecor
 def _refuse_other_rules(index: int, a: "EpisodeRecord", b: "EpisodeRecord") -> None:
     if a.maze_key != b.maze_key:
         raise RecordError(
-            f"cannot compare: maze {index} is {a.maze_key} in one and {b.maze_key} in the other; "
+            f"cannot compare: maze {index + 1} is {a.maze_key} in one and {b.maze_key} in the other; "
             "evaluate both on the same set, in the same order"
         )
     for name in ("goal_rule", "max_turns"):

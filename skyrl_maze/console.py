@@ -144,11 +144,14 @@ def summary(cfg: "TrainConfig", earlier_records: int = 0) -> Table:
     table.add_column()
     table.add_column(overflow="fold")  # a path that is cut cannot be copied
     if evaluated:
-        table.add_row("solve rate before", f"{evaluated[0]:.3f}")
+        began = next(r["step"] for r in records if "eval/solve_rate" in r)
+        before = f"solve rate at step {began}" if began else "solve rate before"  # a run that goes on
+        table.add_row(before, f"{evaluated[0]:.3f}")
         table.add_row("solve rate after", f"{evaluated[-1]:.3f}")
     if steps:
         table.add_row("steps", str(steps[-1]["step"]))
-        table.add_row("seconds per step", f"{sum(r['timing/step'] for r in steps) / len(steps):.1f}")
+        these = f" (of {len(steps)})" if len(steps) < steps[-1]["step"] else ""
+        table.add_row("seconds per step", f"{sum(r['timing/step'] for r in steps) / len(steps):.1f}{these}")
     places = {
         "checkpoint": _latest_checkpoint(Path(cfg.trainer.ckpt_path)),
         "adapter": _latest_adapter(cfg),

@@ -233,7 +233,7 @@ def _print_errors(records: Iterable["EpisodeRecord"], say: Console) -> None:
     if failed:
         say.print(
             f"note: {len(failed)} episodes ended with an error and count as unsolved; the first, maze "
-            f"{failed[0].index}: {failed[0].error}",
+            f"{failed[0].index + 1}: {failed[0].error}",
         )
 
 

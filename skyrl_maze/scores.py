@@ -118,7 +118,7 @@ def _interval(low: float, high: float) -> str:
 
 
 def _numbers(mazes: Sequence[MazeOfBoth]) -> str:
-    shown = ", ".join(str(maze.index) for maze in mazes[:_SHOWN_MAZES])
+    shown = ", ".join(str(maze.index + 1) for maze in mazes[:_SHOWN_MAZES])  # as on the report page
     more = len(mazes) - _SHOWN_MAZES
     return f"{shown} and {more} more" if more > 0 else shown or "none"
 

@@ -46,7 +46,15 @@ def saved(folder: Path, steps: int, *settings):
 
 
 def test_a_run_that_never_saved_begins_at_the_beginning(tmp_path):
-    assert trainer(tmp_path).load_checkpoints() == (0, None)
+    first = trainer(tmp_path)
+    assert first.load_checkpoints() == (0, None)
+    assert first._log.notes == []
+    (tmp_path / "metrics.jsonl").touch()  # of a launch that ended before its first checkpoint
+    second = trainer(tmp_path)
+    assert second.load_checkpoints() == (0, None)
+    assert second._log.notes == [
+        "begins anew: an earlier launch of this run left no checkpoint to go on from"
+    ]
 
 
 @pytest.mark.parametrize("steps", [2, 3], ids=["within an epoch", "at its end"])

@@ -68,9 +68,9 @@ def test_samples_of_a_maze_are_one_maze():
 
 def test_other_mazes_and_rules_are_refused():
     a = played([True, True])
-    with pytest.raises(RecordError, match="cannot compare 2 mazes with 1: maze 1 was played in only one"):
+    with pytest.raises(RecordError, match="cannot compare 2 mazes with 1: maze 2 was played in only one"):
         compare(a, played([True]))
-    with pytest.raises(RecordError, match=r"maze 0 is .* in one and .* in the other"):
+    with pytest.raises(RecordError, match=r"maze 1 is .* in one and .* in the other"):
         compare(a, [solved(seed=1, index=0), solved(seed=0, index=1)])
     with pytest.raises(RecordError, match="goal_rule is stop in one and reach in the other"):
         compare(a, played([True, True], goal_rule="reach"))

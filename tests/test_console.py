@@ -3,6 +3,7 @@
 import ast
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,10 @@ def test_the_table_names_rates_steps_and_places(tmp_path: Path) -> None:
     again = io.StringIO()
     Console(file=again, width=200).print(summary(cfg, earlier_records=3))
     assert "solve rate" not in again.getvalue(), "what an earlier launch wrote is not this one's"
+    later = io.StringIO()
+    Console(file=later, width=200).print(summary(cfg, earlier_records=2))
+    assert re.search(r"solve rate at step 2 +│ 0.500", later.getvalue()), "a run that went on began there"
+    assert re.search(r"seconds per step +│ 6.0 \(of 1\)", later.getvalue())
     rows = {
         cells[0].strip(): cells[1].strip()
         for line in stream.getvalue().splitlines()

@@ -115,7 +115,7 @@ def test_an_episode_with_an_error_is_told(run, few):
     assert code == 0
     assert "errors 1" in out
     assert err == (
-        "note: 1 episodes ended with an error and count as unsolved; the first, maze 2: "
+        "note: 1 episodes ended with an error and count as unsolved; the first, maze 3: "
         "reply: the reply holds no text but NoneType\n"
     )
 

@@ -66,7 +66,7 @@ def test_two_sides_stand_beside_each_other():
     assert "A qwen [/b], step 0 30 of 30, 100.00%" in text
     assert "B [red]other 1 of 30, 3.33%" in text
     assert (
-        "only A solved 29 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19 and 9 more"
+        "only A solved 29 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20 and 9 more"
         in text
     )
     assert "only B solved 0 none" in text

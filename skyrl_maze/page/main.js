@@ -190,7 +190,7 @@ function begin() {
   byId("notes").firstElementChild.replaceChildren(...notes.map((note) => el("li", {}, note)));
   const last = Math.max(0, ...DATA.runs.flatMap((run) => run.curve.map((point) => point.step ?? 0)));
   // A short run would be a dot on the published run's axis.
-  byId("published").checked = last === 0 || last >= 40;
+  byId("published").checked = last === 0 || last >= DATA.published.points.at(-1)[0] / 2;
   byId("published").parentElement.hidden = last === 0 || last >= DATA.published.points.at(-1)[0];
   byId("published").addEventListener("change", renderChart);
   for (const kind of ["focusin", "pointerover"]) byId("grids").addEventListener(kind, showPartner);
