@@ -73,6 +73,22 @@ SURFACE = {
 }
 
 
+# What other packages derive from; it is imported from its module, since it needs the trainer.
+TASK = [
+    "class Task(ABC)",
+    "env_class: ClassVar[str]",
+    "config: ClassVar[type[TrainConfig]]",
+    "register(self) -> None",
+    "rows(self, cfg: Config) -> int",
+    "write_data(self, cfg: Config) -> tuple[Path, Path]",
+    "longest_messages(self, cfg: Config) -> LongestMessages",
+    "problems(self, cfg: Config) -> list[str]",
+    "warnings(self, cfg: Config) -> list[str]",
+    "folders(self, cfg: Config) -> list[str]",
+    "build_model(self, cfg: Config, progress: Progress) -> Path | None",
+]
+
+
 def outline(node):
     """A definition without bodies and docstrings: its name, and the public fields and methods of a class."""
     if isinstance(node, ast.FunctionDef):
@@ -104,6 +120,12 @@ def test_the_names_are_these():
 @pytest.mark.parametrize("name", skyrl_maze.__all__)
 def test_the_signatures_are_these(name):
     assert outline(definition(name)) == SURFACE.get(name)
+
+
+def test_what_a_task_must_have_is_this():
+    tree = ast.parse((ROOT / "skyrl_maze/task.py").read_text(encoding="utf-8"))
+    [node] = [node for node in tree.body if getattr(node, "name", None) == "Task"]
+    assert outline(node) == TASK
 
 
 @pytest.mark.parametrize("name", skyrl_maze.__all__)
