@@ -29,7 +29,6 @@ def start_problems(thing: Object) -> Iterator[str]:
 
 
 def _refused(name: str, value: str) -> str:
-    import click
     from ray.scripts.scripts import start
 
     options: dict[str, Any] = {word.lstrip("-"): option for option in start.params for word in option.opts}
@@ -39,8 +38,8 @@ def _refused(name: str, value: str) -> str:
         return "" if value.lower() in ("true", "false") else f"{value!r}, must be the text true or false"
     try:
         options[name].type.convert(value, options[name], None)
-    except click.BadParameter as error:
-        return error.message
+    except Exception as error:  # of whatever Ray's command line is made with
+        return str(getattr(error, "message", error))
     return ""
 
 
