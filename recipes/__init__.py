@@ -43,10 +43,7 @@ def find(name_or_path: str, beside: Path | None = None) -> Path:
     Raises:
         ConfigError: there is no such recipe.
     """
-    if (
-        name_or_path.removeprefix("_").isidentifier()
-        and (shipped := FOLDER / f"{name_or_path}.yaml").is_file()
-    ):
+    if name_or_path.isidentifier() and (shipped := FOLDER / f"{name_or_path}.yaml").is_file():
         return shipped
     if in_package := re.fullmatch(r"([A-Za-z_][\w.]*):([\w-]+)", name_or_path):
         return _of_package(*in_package.groups())
@@ -203,13 +200,18 @@ def _resolved(settings: Settings) -> Settings:
         config = OmegaConf.create(settings)
         root = OmegaConf.select(config, "run.root")
         if isinstance(root, str) and root:  # first, since other folders are written as `${run.root}/...`
-            OmegaConf.update(config, "run.root", str(Path(root).expanduser().absolute()))
+            OmegaConf.update(config, "run.root", _absolute(root))
         return _plain(config, resolve=True)
-    except RuntimeError as error:  # what pathlib makes of ~NAME where nobody is called that
-        raise ConfigError(f"run.root={root}: {error} Write the folder out.") from error
     except OmegaConfBaseException as error:
         where = f"{error.full_key}: " if error.full_key else ""
         raise ConfigError(f"the settings do not fit together: {where}{str(error).splitlines()[0]}") from error
+
+
+def _absolute(root: str) -> str:
+    try:
+        return str(Path(root).expanduser().absolute())
+    except RuntimeError as error:  # ~NAME, where nobody is called that
+        raise ConfigError(f"run.root={root}: {error} Write the folder out.") from error
 
 
 def _split(argv: list[str]) -> tuple[str | None, list[Settings]]:

@@ -3,7 +3,7 @@
 The path of the data, one module a stage, each importing only those before it:
 
     maze -> render -> actions -> prompt -> reward -> episode -> env    the task, in numpy and pillow
-    dataset -> recipes -> config -> preflight                          what to train on, and how
+    dataset -> recipes -> task -> config -> preflight                  what to train on, and how
     records -> evaluate -> results -> play                             how well a policy walks
     worker, generator -> experiment                                    inside Ray: SkyRL with parts put in
     launch                                                             the driver, behind `entrypoints`

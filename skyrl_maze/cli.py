@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
 from rich.text import Text
 
 from skyrl_maze import (
@@ -29,6 +28,7 @@ from skyrl_maze import (
     serve_cli,
 )
 from skyrl_maze.actions import GoalRule, checked_goal_rule
+from skyrl_maze.console import plain_console
 from skyrl_maze.errors import ConfigError, DatasetError, SkyRLMazeError, exit_code
 from skyrl_maze.maze import Cell, Maze, generate_maze
 from skyrl_maze.render import THEMES, encode_png
@@ -120,7 +120,7 @@ def maze(
     variant = (f"-braid{braid:g}" if braid else "") + (f"-{theme}" if theme != "tokens" else "")
     target = out or Path(f"maze-{size}-{seed}{variant}.png")
     _write_png(target, png, force)
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = plain_console()
     if not console.is_terminal:
         print("\n".join(line.rstrip() for line in _drawing(drawn, theme, path).plain.splitlines()))
     elif console.width >= 2 * size:
@@ -249,4 +249,4 @@ def _print_table(columns: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> Non
     table = scores.plain_table(columns)
     for row in rows:
         table.add_row(*map(Text, row))
-    Console(highlight=False, markup=False, emoji=False).print(table)
+    plain_console().print(table)

@@ -26,6 +26,11 @@ LOG_FILE = "logs/console.log"
 _STEP_DONE = re.compile(r"\s*training step (\d+) of (\d+)\s+\d+\.\d s")
 
 
+def plain_console(**options: Any) -> Console:
+    """A console that shows text as it is given: paths and messages of others have brackets and colons too."""
+    return Console(markup=False, emoji=False, highlight=False, **options)
+
+
 @contextlib.contextmanager
 def quiet_output(log_path: Path) -> Iterator[Console]:
     """Send what this process and its children print to `log_path`; yield a console on the real stdout."""
@@ -39,7 +44,7 @@ def quiet_output(log_path: Path) -> Iterator[Console]:
         os.dup2(log, 2)
         os.close(log)
         try:
-            yield Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+            yield plain_console(file=stream, soft_wrap=True)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -138,16 +143,16 @@ def summary(cfg: "TrainConfig", earlier_records: int = 0) -> Table:
     """
     root = Path(cfg.run.root)
     records = read_metrics(root, skip=earlier_records)
-    evaluated = [r["eval/solve_rate"] for r in records if "eval/solve_rate" in r]
+    evaluated = [r for r in records if "eval/solve_rate" in r]
     steps = [r for r in records if "timing/step" in r]
     table = Table(title="The run", show_header=False, title_justify="left")
     table.add_column()
     table.add_column(overflow="fold")  # a path that is cut cannot be copied
     if evaluated:
-        began = next(r["step"] for r in records if "eval/solve_rate" in r)
-        before = f"solve rate at step {began}" if began else "solve rate before"  # a run that goes on
-        table.add_row(before, f"{evaluated[0]:.3f}")
-        table.add_row("solve rate after", f"{evaluated[-1]:.3f}")
+        first, last = evaluated[0], evaluated[-1]
+        before = f"solve rate at step {first['step']}" if first["step"] else "solve rate before"  # it went on
+        table.add_row(before, f"{first['eval/solve_rate']:.3f}")
+        table.add_row("solve rate after", f"{last['eval/solve_rate']:.3f}")
     if steps:
         table.add_row("steps", str(steps[-1]["step"]))
         these = f" (of {len(steps)})" if len(steps) < steps[-1]["step"] else ""

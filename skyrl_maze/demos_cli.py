@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from skyrl_maze import dataset, recipes
 from skyrl_maze.actions import GoalRule, Grammar
+from skyrl_maze.console import plain_console
 from skyrl_maze.errors import ConfigError
 from skyrl_maze.render import THEMES
 
@@ -130,7 +130,7 @@ def _of_recipe(recipe: str) -> tuple[dict[str, Any], list[int], int, set[str]]:
 @contextlib.contextmanager
 def _bar() -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr while it is a terminal, and nothing that stays there; yields what moves it."""
-    console = Console(stderr=True, markup=False, emoji=False)
+    console = plain_console(stderr=True)
     columns = (TextColumn("episodes"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("episodes", total=None)
@@ -153,4 +153,4 @@ def _print(out: Path, report: "Report", left_out: int) -> None:
     }
     for name, value in lines.items():
         table.add_row(name, value)
-    Console(highlight=False, markup=False, emoji=False).print(table)
+    plain_console().print(table)

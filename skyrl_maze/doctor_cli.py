@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from skyrl_maze import findings
-from skyrl_maze.console import quiet_output
+from skyrl_maze.console import plain_console, quiet_output
 from skyrl_maze.errors import ConfigError
 from skyrl_maze.findings import Finding
 from skyrl_maze.manifests import Object, read_manifests
@@ -56,7 +55,7 @@ def doctor(
     if as_json:
         print(findings.as_json(found))
     else:
-        console = Console(highlight=False, markup=False, emoji=False)
+        console = plain_console()
         console.print(findings.as_table(found))
         console.print(findings.last_line(found))
     raise typer.Exit(findings.exit_code(found))

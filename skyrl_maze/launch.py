@@ -117,7 +117,7 @@ def _run(argv: list[str], log: list[Path]) -> None:
     with preflight.sole_run(root):
         recipes.record(argv, root)
         if cfg.run.console == "full":
-            _train(cfg, Console(markup=False, emoji=False))
+            _train(cfg, console.plain_console())
             return
         log.append(root / console.LOG_FILE)
         with console.quiet_output(log[0]) as terminal:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from skyrl_maze import complete, lora_export_cli, versions
 from skyrl_maze.adapter import CONFIG_FILE, read_config
+from skyrl_maze.console import plain_console
 from skyrl_maze.merge import apply_merge, plan_merge
 from skyrl_maze.shards import read_manifests
 
@@ -49,7 +49,7 @@ def merge(
     columns = (TextColumn("merging"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(
         *columns,
-        console=Console(stderr=True, markup=False, emoji=False),
+        console=plain_console(stderr=True),
         transient=True,
         disable=not _watched(),
     ) as bar:

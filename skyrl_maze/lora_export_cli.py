@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
 
+from skyrl_maze.console import plain_console
 from skyrl_maze.export import export_merged
 from skyrl_maze.remote import MARKER, upload_adapter
 
@@ -74,7 +74,7 @@ def upload(
 @contextlib.contextmanager
 def _bar(what: str, count: MofNCompleteColumn | DownloadColumn) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr while it is a terminal, and nothing that stays there; yields what moves it."""
-    console = Console(stderr=True, markup=False, emoji=False)
+    console = plain_console(stderr=True)
     columns = (TextColumn(what), BarColumn(), count)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from skyrl_maze.errors import closest
-from skyrl_maze.manifests import GPU, TRAINING, Object, cluster_of, count, environment, groups_of, mapping
+from skyrl_maze.manifests import GPU, Object, cluster_of, count, environment, groups_of, mapping
 
 JOB = "train_job.sh"
 _READ = ("RECIPE", "RUN_ID", "OVERRIDES", "SHARED", "MODEL_REPO", "MODEL_REVISION", "MODEL_FILES", "WAIT_S")
@@ -58,8 +58,6 @@ def shape_problems(thing: Object) -> Iterator[str]:
 
 def command_problems(thing: Object) -> Iterator[str]:
     """Variables that no script reads, and a RayJob of another command: what is checked is not what runs."""
-    if thing["kind"] not in TRAINING:
-        return
     said = environment(groups_of(thing)[0])
     for name in sorted(said):
         if name.startswith("MAZE_") and name not in VARIABLES:

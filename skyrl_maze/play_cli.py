@@ -16,6 +16,7 @@ from rich.table import Table
 from skyrl_maze import scores
 from skyrl_maze.address import Address
 from skyrl_maze.compare import compare as compare_episodes
+from skyrl_maze.console import plain_console
 from skyrl_maze.errors import ConfigError
 from skyrl_maze.policies import BASELINES, Baseline, Policy
 
@@ -98,7 +99,7 @@ def evaluate(
 
     result = read_result(folder)
     _print(scores.result_tables(result.summary))
-    _print_errors(result.episodes, Console(stderr=True, highlight=False, markup=False, emoji=False))
+    _print_errors(result.episodes, plain_console(stderr=True))
 
 
 @app.command()
@@ -142,7 +143,7 @@ def _play(plan: "Plan", name: str, address: Address | None, out: Path, concurren
     from skyrl_maze.replay import write_gif
     from skyrl_maze.results import EpisodeLog, write_summary
 
-    say = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    say = plain_console(stderr=True)
     if plan.solvable < len(plan.mazes):
         say.print(
             f"note: within {plan.max_turns} turns only {plan.solvable} of the {len(plan.mazes)} mazes can be "
@@ -238,7 +239,7 @@ def _print_errors(records: Iterable["EpisodeRecord"], say: Console) -> None:
 
 
 def _print(tables: Iterable[Table]) -> None:
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = plain_console()
     for number, table in enumerate(tables):
         if number:
             console.print()

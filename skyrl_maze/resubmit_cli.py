@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from skyrl_maze.console import plain_console
 from skyrl_maze.errors import ConfigError
 from skyrl_maze.job_server import JobServer
 from skyrl_maze.supervisor import Supervisor, Try
@@ -58,7 +58,7 @@ def resubmit(
     entrypoint = shell_command(command)
     for variable in _ADDRESS_VARIABLES:
         os.environ.pop(variable, None)
-    say = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    say = plain_console(stderr=True, soft_wrap=True)
 
     def told(text: str) -> None:
         say.print(f"resubmit: {text}")

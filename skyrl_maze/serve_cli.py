@@ -11,6 +11,7 @@ import yaml
 from rich.console import Console
 
 from skyrl_maze import deploy, recipes
+from skyrl_maze.console import plain_console
 from skyrl_maze.errors import ConfigError, SetupError
 
 app = typer.Typer()
@@ -55,13 +56,12 @@ def serve(
     if ray is not None and not ray.startswith(deploy.STORES):
         raise ConfigError(
             f"--ray {ray}: Ray Serve fetches adapters from {', '.join(deploy.STORES)} only; for a folder "
-            "leave "
-            "--ray out: vLLM's own server reads it"
+            "leave --ray out: vLLM's own server reads it"
         )
     settings = deploy.recorded(run, recipe)
     adapter, passed_over = deploy.newest(run, settings, step)
     plan = deploy.plan(settings, adapter, base, base_name, name)
-    say = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    say = plain_console(stderr=True, soft_wrap=True)
     for problem in passed_over:
         say.print(f"note: not served: {problem}")
     if not adapter.exported and not start:
