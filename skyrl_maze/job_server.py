@@ -40,6 +40,8 @@ class JobState:
     exit_code: int | None
     """Of the job's command; negative for a signal, None if it has none, or the server lost sight of it."""
     message: str
+    began: bool = True
+    """Whether its command was started. Ray may place a job on a node that it does not know to be lost."""
 
     @property
     def ended(self) -> bool:
@@ -102,7 +104,8 @@ class JobServer:
             info = self._again(lambda: self._once("get_job_info", job))
         except _UnknownJobError:
             return None
-        return JobState(str(info.status.value), info.driver_exit_code, info.message or "")
+        began = info.driver_node_id is not None
+        return JobState(str(info.status.value), info.driver_exit_code, info.message or "", began)
 
     def log(self, job: str) -> str:
         """All that a job has printed; raise NotReadyError if it cannot be read now."""

@@ -32,7 +32,7 @@ def resubmit(
         str, typer.Option(help="Of the dashboard: http://host:8265, or sagemaker_ray://cluster/namespace.")
     ],
     name: Annotated[str, typer.Option(help="The jobs' ids begin with it.")] = "skyrl-maze",
-    tries: Annotated[int, typer.Option(min=1, max=1000, help="How often it is submitted at most.")] = 5,
+    tries: Annotated[int, typer.Option(min=1, max=1000, help="How often it is begun at most.")] = 5,
     wait_s: Annotated[
         float, typer.Option("--wait", min=0, max=600, help="Seconds before the second try; then doubled.")
     ] = 30.0,
@@ -121,8 +121,8 @@ def _ended(this: Try) -> str:
     if state is None:
         return "had not ended"
     code = "" if state.exit_code is None else f", exit code {state.exit_code}"
-    error = f": {this.log.error}" if this.log.error and state.status != "SUCCEEDED" else ""
-    return f"{state.status.lower()}{code}{error}"
+    error = "" if state.status == "SUCCEEDED" else this.log.error or ("" if state.began else "it never began")
+    return f"{state.status.lower()}{code}{f': {error}' if error else ''}"
 
 
 def _going_on(tries: Sequence[Try], address: str) -> list[str]:

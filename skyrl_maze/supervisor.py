@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_attempt, wait_exponential_jitter
+from tenacity import RetryCallState, Retrying, retry_if_result, wait_exponential_jitter
 
 from skyrl_maze.console import step_done
 from skyrl_maze.errors import NotReadyError
@@ -51,12 +51,14 @@ def verdict(state: JobState) -> Verdict:
         return Verdict(False, "somebody has stopped it", shell_code if code else 130)
     if state.status == LOST:
         return Verdict(True, "the cluster does not know it any more; was its head started anew?", 1)
+    if not state.began:
+        return Verdict(True, "it never began", 1)
     if code in _FINAL:
         return Verdict(False, _FINAL[code], shell_code)
     if code == _NOT_YET:
         return Verdict(True, "it could not start yet", shell_code)
     if code is None:
-        return Verdict(True, "its node was lost, or it never began", shell_code)
+        return Verdict(True, "its node was lost", shell_code)
     if code < 0:
         return Verdict(True, f"signal {-code} has killed it", shell_code)
     return Verdict(True, "it failed", shell_code or 1)
@@ -72,6 +74,11 @@ class Try:
     state: JobState | None = None
     """None while it runs, as far as is known."""
     seconds: float = 0.0
+
+    @property
+    def began(self) -> bool:
+        """Whether its command was started, as far as is known."""
+        return self.state is None or self.state.began
 
 
 class LogView:
@@ -117,7 +124,7 @@ class Supervisor:
     Args:
         entrypoint: the shell command.
         name: the tries' ids are `<name>-1`, `<name>-2` and so on.
-        max_tries: how often it is submitted at most.
+        max_tries: how often it is begun at most, and how often it may fail to begin.
         first_wait_s: before the second try; doubled before each further one, up to ten minutes.
         write: gets the jobs' logs.
         say: is told in a sentence what happens.
@@ -143,7 +150,7 @@ class Supervisor:
         """
         retries = Retrying(
             retry=retry_if_result(lambda found: found.again),
-            stop=stop_after_attempt(self.max_tries),
+            stop=self._used_up,
             wait=wait_exponential_jitter(
                 multiplier=self.first_wait_s, max=_MAX_WAIT_S, jitter=self.first_wait_s / 10
             ),
@@ -153,6 +160,14 @@ class Supervisor:
         found: Verdict = retries(self._once)
         return found
 
+    def _never_began(self) -> int:
+        return sum(not this.began for this in self.tries)
+
+    def _used_up(self, _state: RetryCallState) -> bool:
+        """Whether no try is left; what Ray placed on a node that was gone was none."""
+        unbegun = self._never_began()
+        return max(unbegun, len(self.tries) - unbegun) >= self.max_tries
+
     def _tell(self, state: RetryCallState) -> None:
         self.say(f"the next try follows in {state.upcoming_sleep:.0f} s")
 
@@ -161,7 +176,7 @@ class Supervisor:
         this = Try(job, time.monotonic(), LogView(self.write))
         self.tries.append(this)
         self.server.submit(job, self.entrypoint)
-        self.say(f"try {len(self.tries)} of {self.max_tries} is {job}")
+        self.say(f"try {len(self.tries)} of {self.max_tries + self._never_began()} is {job}")
         stop = threading.Event()
         follower = threading.Thread(
             target=self.server.follow, args=(job, this.log.take, stop), name="log", daemon=True
@@ -175,7 +190,7 @@ class Supervisor:
             stop.set()
             this.seconds = time.monotonic() - this.started_s
         found = verdict(this.state)
-        cause = this.log.error or (f"{this.state.message}" if found.again else "")
+        cause = this.log.error or (" ".join(this.state.message.split()) if found.again else "")
         self.say(f"{job} has ended: {found.why}{f' ({cause})' if cause else ''}")
         return found
 

@@ -12,6 +12,7 @@ import peft
 import torch
 import torch.distributed as dist
 from fake_servers import FakeEngine, serving
+from ranks import leave
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -85,7 +86,7 @@ def main(folder: Path, rank: int, world_size: int, fault: str) -> None:
     if rank == 0:
         torch.save(whole, folder / "whole.pt")
     (folder / f"outcome-{rank}.json").write_text(json.dumps(outcome))
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

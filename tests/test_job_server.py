@@ -53,7 +53,9 @@ def server(client: Client, away_s: float = 60, said: list[str] | None = None) ->
     return JobServer("http://head:8265", away_s, (said if said is not None else []).append, client.connect)
 
 
-INFO = SimpleNamespace(status=SimpleNamespace(value="FAILED"), driver_exit_code=3, message=None)
+INFO = SimpleNamespace(
+    status=SimpleNamespace(value="FAILED"), driver_exit_code=3, message=None, driver_node_id="ab12"
+)
 
 
 @pytest.mark.parametrize(

@@ -146,12 +146,13 @@ def _run(cluster: LocalCluster, shared: Path, *variables: str) -> Run:
     return Run(root, supervisor.returncode, out.read_text(), err.read_text(), read_events(root), lost_step)
 
 
-def test_it_ends_complete_on_the_second_try(run: Run) -> None:
+def test_it_ends_complete_on_the_second_try_that_begins(run: Run) -> None:
     assert run.exit_code == 0, run.told + run.log
     rows = [line for line in run.told.splitlines() if re.match(r"│ \d", line)]  # a long one goes on below
-    assert len(rows) == 2
-    assert re.search(r"│ 1 of 3 +│ failed, exit code 1: ", rows[0])
-    assert re.search(r"│ 2 to 3 of 3 +│ succeeded, exit code 0", rows[1])
+    first, *unbegun, last = rows  # while Ray has not noticed the loss, it may place the job on the lost node
+    assert re.search(r"│ 1 of 3 +│ failed, exit code 1: ", first)
+    assert all(re.search(r"│ none +│ failed: it never began", row) for row in unbegun), run.told
+    assert re.search(r"│ 2 to 3 of 3 +│ succeeded, exit code 0", last)
     assert [record["step"] for record in read_metrics(run.root)] == [1, 2, 3]
 
 

@@ -68,14 +68,16 @@ def test_the_table_says_how_each_try_ended() -> None:
     log = LogView(lambda _: None)
     log.take(0, "  training step 1 of 9   2.0 s\n  training step 2 of 9   2.0 s\nerror: a rank died\n")
     ended = Try("maze-1", 0.0, log, JobState("FAILED", 1, ""), seconds=90.0)
-    going_on = Try("maze-2", 0.0, LogView(lambda _: None))
-    columns = [list(column.cells) for column in table([ended, going_on]).columns]
+    silent = LogView(lambda _: None)
+    unbegun = Try("maze-2", 0.0, silent, JobState("FAILED", None, "its node has died", began=False))
+    going_on = Try("maze-3", 0.0, silent)
+    columns = [list(column.cells) for column in table([ended, unbegun, going_on]).columns]
     assert columns == [
-        ["1", "2"],
-        ["maze-1", "maze-2"],
-        ["1.5", "0.0"],
-        ["1 to 2 of 9", "none"],
-        ["failed, exit code 1: a rank died", "had not ended"],
+        ["1", "2", "3"],
+        ["maze-1", "maze-2", "maze-3"],
+        ["1.5", "0.0", "0.0"],
+        ["1 to 2 of 9", "none", "none"],
+        ["failed, exit code 1: a rank died", "failed: it never began", "had not ended"],
     ]
 
 

@@ -25,6 +25,7 @@ from skyrl_maze.supervisor import LOST, LogView, Supervisor, verdict
         (JobState("FAILED", 130, "a pod that is drained interrupts it"), True, 130),
         (JobState("FAILED", -9, "out of memory"), True, 137),
         (JobState("FAILED", None, "its node died"), True, 1),
+        (JobState("FAILED", None, "placed on a lost node", began=False), True, 1),
         (JobState("STOPPED", None, "ray job stop"), False, 130),
         (JobState("STOPPED", 143, "ray job stop"), False, 143),
         (JobState(LOST, None, ""), True, 1),
@@ -114,6 +115,25 @@ def test_it_tries_until_it_is_done() -> None:
 
 def test_tries_are_bounded_and_the_last_one_counts() -> None:
     watched = supervisor(Server(FAILED, JobState("FAILED", 75, ""), FAILED))
+    assert watched.run().exit_code == 1
+    assert len(watched.tries) == 3
+
+
+NEVER_BEGAN = JobState("FAILED", None, "Job supervisor actor died:\n  its node has died.", began=False)
+
+
+def test_a_job_that_never_began_uses_up_no_try() -> None:
+    watched = supervisor(Server(FAILED, NEVER_BEGAN, NEVER_BEGAN, DONE), said := [], tries=3)
+    assert watched.run().exit_code == 0
+    assert [this.began for this in watched.tries] == [True, False, False, True]
+    assert "maze-2 has ended: it never began (Job supervisor actor died: its node has died.)" in said
+    assert [text.partition(" is ")[0] for text in said if text.startswith("try ")] == [
+        *("try 1 of 3", "try 2 of 3", "try 3 of 4", "try 4 of 5")
+    ]
+
+
+def test_jobs_that_never_begin_are_bounded_too() -> None:
+    watched = supervisor(Server(*[NEVER_BEGAN] * 3, DONE))
     assert watched.run().exit_code == 1
     assert len(watched.tries) == 3
 

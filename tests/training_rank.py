@@ -16,6 +16,7 @@ import numpy as np
 import peft
 import torch
 import torch.distributed as dist
+from ranks import leave
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -103,7 +104,7 @@ def main(folder: Path, rank: int, world_size: int, steps: int, source: str, targ
     except CheckpointError as error:
         outcome = {"ended": "CheckpointError", "message": str(error)}
     (folder / f"outcome-{rank}.json").write_text(json.dumps(outcome))
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
