@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from skyrl_maze.errors import SkyRLMazeError
 from skyrl_maze.runlog import METRICS_FILE, read_metrics
 from skyrl_maze.versions import latest
 
@@ -52,6 +54,21 @@ def quiet_output(log_path: Path) -> Iterator[Console]:
             os.dup2(stderr, 2)
             os.close(terminal)
             os.close(stderr)
+
+
+@contextlib.contextmanager
+def quiet_while(doing: str) -> Iterator[None]:
+    """Show a spinner instead of what libraries print as they are imported; it is shown if they fail."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        try:
+            with quiet_output(log) as terminal, terminal.status(f"{doing} ..."):
+                yield
+        except SkyRLMazeError:  # says itself what is wrong
+            raise
+        except Exception:
+            sys.stderr.write(log.read_text(errors="replace"))
+            raise
 
 
 class Progress:

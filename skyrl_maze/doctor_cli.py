@@ -1,16 +1,13 @@
 """`skyrl-maze doctor`: what would stop a run, told before it starts, on a laptop or inside the cluster."""
 
 import os
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from skyrl_maze import findings
-from skyrl_maze.console import plain_console, quiet_output
+from skyrl_maze.console import plain_console, quiet_while
 from skyrl_maze.errors import ConfigError
 from skyrl_maze.findings import Finding
 from skyrl_maze.manifests import Object, read_manifests
@@ -50,7 +47,7 @@ def doctor(
     Example: skyrl-maze doctor hyperpod/overlays/published hyperpod/overlays/storage-new
     """
     things = read_manifests(manifests or [])
-    with _quiet():
+    with quiet_while("checking"):  # what is printed meanwhile is no finding
         found = _checked(things, bool(manifests), cluster, recipe, settings or [], model, limit_s)
     if as_json:
         print(findings.as_json(found))
@@ -59,13 +56,6 @@ def doctor(
         console.print(findings.as_table(found))
         console.print(findings.last_line(found))
     raise typer.Exit(findings.exit_code(found))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """What SkyRL, vLLM and Ray say while they are imported is no finding."""
-    with tempfile.TemporaryDirectory() as folder, quiet_output(Path(folder) / "log"):
-        yield
 
 
 def _checked(

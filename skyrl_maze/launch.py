@@ -103,14 +103,15 @@ def _cause(error: BaseException) -> str:
 
 
 def _run(argv: list[str], log: list[Path]) -> None:
-    _compat.install()
-    from skyrl_maze import preflight, task
-    from skyrl_maze.config import build_config
+    with console.quiet_while("loading SkyRL and vLLM"):
+        _compat.install()
+        from skyrl_maze import preflight, task
+        from skyrl_maze.config import build_config
 
-    preflight.check_engine()
-    cfg = build_config(argv)
-    preflight.check_device(cfg)
-    preflight.make_folders(cfg)
+        preflight.check_engine()
+        cfg = build_config(argv)
+        preflight.check_device(cfg)
+        preflight.make_folders(cfg)
     for warning in task.of(cfg).warnings(cfg):
         print(f"warning: {warning}", file=sys.stderr)
     root = Path(cfg.run.root)

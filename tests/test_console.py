@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 
 from skyrl_maze.console import LOG_FILE, Progress, quiet_output, step_done, summary
@@ -91,6 +92,24 @@ def test_output_comes_back_after_an_error(tmp_path: Path, capfd: object) -> None
             raise RuntimeError("boom")
     except RuntimeError:
         assert os.fstat(1).st_ino == before
+
+
+_IMPORTING = """
+import sys
+from skyrl_maze.console import quiet_while
+from skyrl_maze.errors import ConfigError
+with quiet_while("loading"):
+    print("noise of a library")
+    raise {error}
+"""
+
+
+@pytest.mark.parametrize(("error", "shown"), [("ConfigError('bad')", False), ("ImportError('gone')", True)])
+def test_what_libraries_print_is_shown_only_where_they_fail(error: str, shown: bool) -> None:
+    command = [sys.executable, "-c", _IMPORTING.format(error=error)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert ("noise of a library" in done.stderr) is shown
 
 
 def test_the_table_names_rates_steps_and_places(tmp_path: Path) -> None:

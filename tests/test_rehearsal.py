@@ -79,6 +79,7 @@ def test_it_ends_with_a_table_and_shows_each_step(rehearsal: Rehearsal) -> None:
     for row in ("solve rate before", "solve rate after", "seconds per step", "checkpoint", "adapter", "logs"):
         assert row in out
     assert "none" not in out
+    assert out.splitlines()[0].startswith("  drawing the data sets"), "no noise before the first line"
     assert len(out.splitlines()) < 40, "the noise belongs into the log file"
     assert (rehearsal.root / "logs/console.log").stat().st_size > 10_000
 
