@@ -61,7 +61,9 @@ def mini_model(
         torch.set_num_threads(1)  # sums would vary with their number
         try:
             with torch.random.fork_rng():
-                model, processor = school(config, training, validation, max_turns, lessons, report)
+                model, processor = school(
+                    config, training, [validation, evaluation], max_turns, lessons, report
+                )
         finally:
             torch.set_num_threads(threads)
         model.save_pretrained(folder)

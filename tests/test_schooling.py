@@ -127,7 +127,7 @@ def test_the_greedy_rate_is_that_of_real_episodes(untaught):
 def test_it_comes_out_the_same_each_time_and_another_seed_differs():
     said = []
     states = [
-        school(CONFIG, MAZES[:4], MAZES[4:], TURNS, lessons, said.append)[0].state_dict()
+        school(CONFIG, MAZES[:4], [MAZES[4:]], TURNS, lessons, said.append)[0].state_dict()
         for lessons in (SHORT, SHORT, replace(SHORT, seed=1), replace(SHORT, habit=SHORT.reading))
     ]
     for other, same in ((1, True), (2, False), (3, False)):
@@ -139,4 +139,4 @@ def test_it_comes_out_the_same_each_time_and_another_seed_differs():
 def test_a_model_that_misses_the_range_is_an_error():
     never = replace(SHORT, target=(2.0, 3.0))
     with pytest.raises(SetupError, match=r"take another run\.school_seed"):
-        school(CONFIG, MAZES[:4], MAZES[4:], TURNS, never)
+        school(CONFIG, MAZES[:4], [MAZES[4:]], TURNS, never)
