@@ -29,7 +29,7 @@ def mini_model(
 
     Args:
         evaluation: the mazes that it shall be judged on, all of one size: with their goals their walls are
-            never shown to it.
+            never shown to it, and it is taught until it solves a part of them.
         seed: of the weights, and of the order of the lessons.
         habit: teach it to the end, and then a bad habit.
         report: is told what goes on.

@@ -172,6 +172,11 @@ def see(model: Any, processor: Any, shown: Sequence[Any]) -> Tensor:
     return both.reshape(2, len(shown), -1, both.shape[-1]).transpose(0, 1)
 
 
+def see_all(model: Any, processor: Any, shown: Sequence[Any]) -> Tensor:
+    """The same of any number of pictures, in portions that fit the memory."""
+    return torch.cat([see(model, processor, shown[i : i + 512]) for i in range(0, len(shown), 512)])
+
+
 def read(
     model: Any, plan: Layout, ids: Tensor, features: Tensor, start: int = 0, cache: Any = None
 ) -> Tensor:
@@ -291,6 +296,11 @@ def greedy_solve_rate(model: Any, plan: Layout, pictures: Pictures, features: Te
     return float(solved.mean())
 
 
+def farthest(rates: Sequence[float], target: tuple[float, float]) -> float:
+    """The rate farthest from the middle of a range: if it lies in the range, all of them do."""
+    return max(rates, key=lambda rate: abs(rate - sum(target) / 2))
+
+
 def school(
     config: MazeConfig,
     training: Sequence[Maze],
@@ -314,10 +324,7 @@ def school(
     teach_tower(model, processor, pictures, schooling.tower, rng, report)
     plan = layout(model, processor, config, training[0], max_turns)
     with torch.no_grad():
-        seen, *checked_seen = (
-            torch.cat([see(model, processor, p.shown[i : i + 512]) for i in range(0, len(p.shown), 512)])
-            for p in (pictures, *checked)
-        )
+        seen, *checked_seen = (see_all(model, processor, p.shown) for p in (pictures, *checked))
     report("the language layers learn to answer")
     teach_language(model, plan, pictures, seen, schooling.speaking, rng, random_answers(rng))
     last, answers = schooling.reading, best_answers(pictures)
@@ -326,23 +333,21 @@ def school(
         teach_language(model, plan, pictures, seen, schooling.reading, rng, answers)
         last, answers = schooling.habit, habitual_answers(pictures, rng)
 
-    low, high = schooling.target
-
-    def farthest() -> float:
-        """Of the sets' rates the one farthest from the middle: if it is in the range, all are."""
+    def rate() -> float:
         rates = [greedy_solve_rate(model, plan, *of) for of in zip(checked, checked_seen, strict=True)]
-        return max(rates, key=lambda rate: abs(rate - (low + high) / 2))
+        return farthest(rates, schooling.target)
 
-    stopper = Stopper(list(model.model.language_model.parameters()), farthest, schooling.target)
+    stopper = Stopper(list(model.model.language_model.parameters()), rate, schooling.target)
 
     def done(step: int) -> bool:
         if step < _WARM_UP or step % schooling.check_every:
             return False
-        rate, ended = stopper.check()
-        report(f"step {step} of the last lesson: solves {rate:.2f}")
+        solved, ended = stopper.check()
+        report(f"step {step} of the last lesson: solves {solved:.2f}")
         return ended
 
     if not teach_language(model, plan, pictures, seen, last, rng, answers, done):
+        low, high = schooling.target
         raise SetupError(
             f"the miniature model of seed {schooling.seed} never solved between {low:.0%} and {high:.0%} of "
             "the mazes it is judged on in its last lesson; take another run.school_seed"

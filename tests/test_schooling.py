@@ -4,6 +4,8 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from skyrl_maze import _compat
 
@@ -18,7 +20,7 @@ from skyrl_maze.env import MazeConfig, MazeEnv  # noqa: E402
 from skyrl_maze.errors import SetupError  # noqa: E402
 from skyrl_maze.maze import Move, generate_maze  # noqa: E402
 from skyrl_maze.pictures import take_out  # noqa: E402
-from skyrl_maze.schooling import Phase, Pictures, Schooling, layout, read, school, see  # noqa: E402
+from skyrl_maze.schooling import Phase, Pictures, Schooling, farthest, layout, read, school, see  # noqa: E402
 
 CONFIG = MazeConfig(theme="tokens", cell_px=4, grammar="keyword", goal_rule="reach", feedback=False)
 MAZES = [generate_maze(7, seed) for seed in range(6)]
@@ -121,6 +123,12 @@ def test_the_greedy_rate_is_that_of_real_episodes(untaught):
             assert done
             solved += env.get_metrics()["success"]
     assert schooling.greedy_solve_rate(model, plan, pictures, features) == solved / len(MAZES)
+
+
+@given(st.lists(st.integers(0, 64), min_size=1, max_size=3))
+def test_the_farthest_rate_speaks_for_all(solved):
+    rates, (low, high) = [n / 64 for n in solved], Schooling().target
+    assert (low <= farthest(rates, (low, high)) <= high) == all(low <= rate <= high for rate in rates)
 
 
 @pytest.mark.slow
