@@ -58,7 +58,7 @@ def quiet_output(log_path: Path) -> Iterator[Console]:
 
 @contextlib.contextmanager
 def quiet_while(doing: str) -> Iterator[None]:
-    """Show a spinner instead of what libraries print as they are imported; it is shown if they fail."""
+    """Show a spinner instead of what libraries print as they are imported, and that only if they fail."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         try:

@@ -16,7 +16,7 @@ from rich.table import Table
 from skyrl_maze.console import plain_console
 from skyrl_maze.errors import ConfigError
 from skyrl_maze.job_server import JobServer
-from skyrl_maze.supervisor import Supervisor, Try
+from skyrl_maze.supervisor import NEVER_BEGAN, Supervisor, Try
 
 app = typer.Typer()
 # Ray lets these two override every address that a client is given.
@@ -121,7 +121,7 @@ def _ended(this: Try) -> str:
     if state is None:
         return "had not ended"
     code = "" if state.exit_code is None else f", exit code {state.exit_code}"
-    error = "" if state.status == "SUCCEEDED" else this.log.error or ("" if state.began else "it never began")
+    error = "" if state.status == "SUCCEEDED" else this.log.error or ("" if state.began else NEVER_BEGAN)
     return f"{state.status.lower()}{code}{f': {error}' if error else ''}"
 
 

@@ -7,7 +7,7 @@ Three supervised phases, each cheap because it leaves the other half alone:
 2. The language layers learn to answer at all, with uniformly random actions.
 3. They begin to read the tower, which is frozen: conversations whose pictures show random cells of one maze,
    so that nothing can be read off the history. The phase ends at the first check at which the greedy policy
-   solves a wanted share of each set it is judged on; its samples at temperature 1 then solve next to nothing.
+   solves a wanted share of each set it is judged on.
 
 Or the third phase goes on to its end, and a fourth teaches the finished planner a bad habit: to stop where it
 should go left.

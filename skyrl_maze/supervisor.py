@@ -17,6 +17,7 @@ from skyrl_maze.errors import NotReadyError
 from skyrl_maze.job_server import JobServer, JobState
 
 LOST = "LOST"
+NEVER_BEGAN = "it never began"
 # What the shell and the commands of this package end with, and another try cannot mend.
 _FINAL = {
     2: "it could not start; mend what it says and submit anew",
@@ -52,7 +53,7 @@ def verdict(state: JobState) -> Verdict:
     if state.status == LOST:
         return Verdict(True, "the cluster does not know it any more; was its head started anew?", 1)
     if not state.began:
-        return Verdict(True, "it never began", 1)
+        return Verdict(True, NEVER_BEGAN, 1)
     if code in _FINAL:
         return Verdict(False, _FINAL[code], shell_code)
     if code == _NOT_YET:
